@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What differs between backends for who plans memory and launches: plain facts, so that only a backend's own code knows
-// which one it is.
+// What the planners of memory and launches must know about a backend. Plain values, so that only a backend's own code
+// knows which one it is.
 #pragma once
 
 #include <cstdint>
@@ -12,31 +12,31 @@ struct BackendTraits {
     bool is_cpu = true;
     bool has_links = false;  // ranks may have a device each, with links between them
 
-    // Launches. 0: chosen for each operation, out of what a GPU has.
+    // Launches. 0: chosen per operation from the GPU's properties.
     uint32_t blocks = 1;
-    uint32_t warps = 1;           // of a block whose warps all do the same
-    uint32_t warps_per_role = 1;  // of a block whose warps have roles; 1: one warp does all that a pipeline would
-    uint32_t stages = 1;          // of those warps
+    uint32_t warps = 1;           // per block, if all warps have the same role
+    uint32_t warps_per_role = 1;  // if a block's warps have roles; 1: one warp does all steps of a pipeline
+    uint32_t stages = 1;          // per warp
     uint32_t pipeline_stages = 1;
-    uint32_t lanes = 1;          // of a warp
-    uint32_t paired_blocks = 0;  // so many first blocks of a grid run slower than all others
+    uint32_t lanes = 1;          // per warp
+    uint32_t paired_blocks = 0;  // number of leading blocks of a grid that share a TPC and so run slower
     bool splits_rows = false;    // rows pass through stages in parts
 
     // Memory.
-    uint32_t ring_slots = 0;             // HT; 0: as many as fit the rings' bytes
-    bool has_deep_rings = false;         // HT: rings may have more bytes than caches have
-    bool own_expert_rows_stay = false;   // LL: ranks of one device send themselves no expert-major rows in a combine
-    uint32_t ll128_tokens = 0;           // LL: with at most so many tokens per rank rows are LL128 rows
-    uint32_t dispatch_ll128_tokens = 0;  // those of a dispatch, which may also send plain rows
-    uint32_t sent_own_rows = 0;  // of a combine: if no more rows return to a rank, it sends itself its own ones, too
+    uint32_t ring_slots = 0;            // HT; 0: as many as fit into the rings' bytes
+    bool has_deep_rings = false;        // HT: rings may be larger than the caches
+    bool own_expert_rows_stay = false;  // LL: ranks of one device send themselves no expert-major rows in a combine
+    uint32_t ll128_tokens = 0;           // LL: rows are LL128 rows up to this number of tokens per rank
+    uint32_t dispatch_ll128_tokens = 0;  // the same for dispatch, which may also send plain rows
+    uint32_t sent_own_rows = 0;  // combine: up to this number of rows, own ones are sent, too, not summed in place
 };
 
-// A rank is one thread, so more warps would only add switches. Rows are copied, never in lines.
+// A rank is one thread, so more warps would only add context switches. Rows are plain, never LL128 rows.
 inline constexpr BackendTraits kThreadsBackend{.name = "threads"};
 inline constexpr BackendTraits kProcessesBackend{.name = "processes"};
 
-// Several of everything, for their interleavings, and little room, for rings that are often full, pipelines with fewer
-// stages than rows have terms, and both forms of rows.
+// Several blocks and warps, to simulate their interleavings; few slots and stages, so that rings are often full and
+// pipelines have fewer stages than a sum has rows; both forms of rows.
 inline constexpr BackendTraits kSimulationBackend{
     .name = "simulation",
     .blocks = 2,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a group needs of a communicator, whatever the backend: who the ranks are, a small host exchange, symmetric
-// memory, windows, and a runtime to launch kernels on. One object is one rank's end.
+// A communicator as groups use it, independent of the backend: ranks, a small host exchange, symmetric memory, windows,
+// and a runtime to launch kernels on. One object per rank.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +18,15 @@ namespace cpu {
 class RemoteMemory;
 }
 
-// A symmetric allocation: the same size on every rank, zeroed, mapped by all. Destroying it is local and frees this
-// rank's view; callers pass a barrier first, so that no peer still writes.
+// A symmetric allocation: the same size on every rank, zeroed, mapped by all. Its destructor is local and unmaps this
+// rank's view; call a barrier first, so that no peer still writes.
 class SymmetricMemory {
   public:
     virtual ~SymmetricMemory() = default;
     std::byte* local = nullptr;
     size_t bytes = 0;
     PeerMap peers;
-    cpu::RemoteMemory* remote = nullptr;  // the way to ranks of other hosts; null: there are none
+    cpu::RemoteMemory* remote = nullptr;  // access to ranks on other hosts; null: none
 };
 
 // A window registered by the user.
@@ -34,11 +34,11 @@ struct WindowView {
     std::byte* local = nullptr;
     size_t bytes = 0;
     PeerMap peers;
-    uint64_t number = 0;                  // the same on all ranks, of each window another; 0: not known
-    cpu::RemoteMemory* remote = nullptr;  // as of SymmetricMemory
+    uint64_t number = 0;                  // equal on all ranks, unique per window; 0: not known
+    cpu::RemoteMemory* remote = nullptr;  // as in SymmetricMemory
 };
 
-// Stands for memory of ranks outside an LSA team: any access faults.
+// The address of memory of ranks outside of an LSA team: any access faults.
 std::byte* unreachable_memory();
 
 class Communicator {
@@ -50,31 +50,31 @@ class Communicator {
     virtual int num_ranks() const = 0;
     virtual Runtime& runtime() = 0;
 
-    // Every rank's `bytes` bytes, in rank order. Collective, blocking, bounded by timeout_ns: then an Error with
-    // ncclRemoteError that says which ranks did not come to `what`.
+    // Gathers every rank's `bytes` bytes in rank order. Collective, blocking. After timeout_ns it throws
+    // ncclRemoteError, whose message names `what` and the missing ranks.
     virtual void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) = 0;
     void barrier(const char* what, uint64_t timeout_ns);
-    // How long to wait for ranks that may still be setting up memory, for a caller who would otherwise wait timeout_ns.
+    // Timeout while ranks may still be setting up memory; at least timeout_ns.
     virtual uint64_t setup_timeout_ns(uint64_t timeout_ns) const { return timeout_ns; }
 
     // Collective, blocking, bounded like all_gather.
     virtual std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) = 0;
 
-    // Local. Error with ncclInvalidArgument for a window that is not registered with this communicator.
+    // Local. Throws ncclInvalidArgument for a window that is not registered with this communicator.
     virtual WindowView window(ncclWindow_t handle) = 0;
 
-    // Ranks in a row that load and store each other's memory. The communicator has num_ranks / lsa_team_size such
-    // teams.
+    // Number of consecutive ranks that load and store each other's memory. The communicator has num_ranks /
+    // lsa_team_size such teams.
     virtual int lsa_team_size() const { return num_ranks(); }
 
     // How kernels reach symmetric memory of ranks outside their group's team, which may be smaller than the
     // communicator's.
     virtual NetworkHandle network_of(const SymmetricMemory& memory) = 0;
 
-    // Ranks that share this rank's device (1 on a GPU of one's own); launches leave room for all of them.
+    // Number of ranks on this rank's device (1 if it has its own GPU). A launch uses at most its share of the SMs.
     virtual int ranks_on_device() const { return 1; }
 
-    // What is known of a peer that does not come, to end a message with; empty: nothing, it may still come.
+    // Message suffix that says why a peer is lost; empty while it may still arrive.
     virtual std::string why_gone(int /*rank*/) { return {}; }
 
     // The rank was killed by fault injection: every call on it fails.

@@ -271,13 +271,13 @@ TEST(MemoryFile, ALimitOfFilesIsAnError) {
     EXPECT_TRUE(succeeds(child));
 }
 
-// A rank that is killed while it joins has no seat: its next process is let in, and those who came meet it.
+// A rank whose process is killed while it joins can be joined by another process.
 TEST(Processes, AKilledJoinerIsSucceeded) {
     const ncclUniqueId id = make_id();
     const auto joins = [](const ncclUniqueId& shared_id, int rank) {
         ncclComm_t comm = nullptr;
         ncclResult_t result = ncclInvalidArgument;
-        // Refused in the moments in which the test has the seat.
+        // Refused while the test has claimed the rank.
         while ((result = crossdockCommInitRank(&comm, 3, shared_id, rank)) == ncclInvalidArgument) usleep(3000);
         return result == ncclSuccess && crossdockCommBarrier(comm) == ncclSuccess &&
                crossdockCommDestroy(comm) == ncclSuccess;
@@ -303,7 +303,7 @@ TEST(Processes, AKilledJoinerIsSucceeded) {
     for (const pid_t child : {first, second, third}) EXPECT_TRUE(succeeds(child));
 }
 
-// A process that is stopped while it changes seats keeps others no longer than their timeout, and is named.
+// A process that is stopped while it holds the join lock blocks others no longer than their timeout, and is named.
 TEST(Processes, AStoppedJoinerIsNamed) {
     const ncclUniqueId id = make_id();
     int64_t process_and_fd[2];  // as they lie in the id
@@ -315,7 +315,7 @@ TEST(Processes, AStoppedJoinerIsNamed) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         pause();
     }
-    control.seats_lock.store(to_word({stopped, 0}));
+    control.join_lock.store(to_word({stopped, 0}));
     setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "50", 1);
     ncclComm_t comm = nullptr;
     alarm(20);  // a hang ends the test

@@ -22,8 +22,7 @@ constexpr uint64_t kDefaultJoinTimeoutNs = 60'000'000'000;
 constexpr uint64_t kDefaultNetworkTimeoutNs = 100'000'000'000;
 constexpr uint64_t kLivenessIntervalNs = 10'000'000;
 
-// A collective's posts are numbered (call, chunk), so that a call that failed half-way does not shift the numbers of
-// the next ones.
+// A post's number is (call, chunk), so that a call that failed half-way does not shift later numbers.
 constexpr int kChunkBits = 32;
 
 std::atomic<uint64_t> g_num_window_changes{0};
@@ -99,7 +98,7 @@ void CpuCommunicator::gather_chunk(uint64_t number, const PostLabel& label, std:
             std::erase_if(missing, [&](int peer) {
                 const std::string reason = why_gone(peer);
                 if (reason.empty()) return false;
-                // Its last act may have been the post that we wait for, which can be read once.
+                // It may have sent the expected post before it ended.
                 require(has_come(peer), ncclRemoteError, "rank {} in {} lost rank {}: {}", rank_, label.what, peer,
                         reason);
                 return true;

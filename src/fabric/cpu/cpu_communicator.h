@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the communicators of the CPU backends have in common: the host exchange, windows, the runtime.
+// The common base of the CPU backends' communicators: host exchange, windows, runtime.
 #pragma once
 
 #include <map>
@@ -13,9 +13,10 @@
 
 namespace crossdock::cpu {
 
-// CROSSDOCK_JOIN_TIMEOUT_MS, or 60 s: the bound of joining and of crossdock.h's collectives.
+// CROSSDOCK_JOIN_TIMEOUT_MS, default 60 s: timeout of joining and of crossdock.h's collectives.
 uint64_t join_timeout_ns();
-// CROSSDOCK_NETWORK_TIMEOUT_MS, or 100 s: so long may a rank of another host take nothing of what is sent to it.
+// CROSSDOCK_NETWORK_TIMEOUT_MS, default 100 s: a rank on another host is declared lost after this long without
+// accepting data.
 uint64_t network_timeout_ns();
 
 class CpuCommunicator : public Communicator {
@@ -27,21 +28,21 @@ class CpuCommunicator : public Communicator {
     Runtime& runtime() final { return runtime_; }
     void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) final;
     WindowView window(ncclWindow_t handle) final;
-    // Grows when a window of any communicator comes or goes: until then views stay as they are.
+    // Changes when a window of any communicator is registered or deregistered; until then views are valid.
     static uint64_t num_window_changes();
-    // The window whose own memory contains the address, and its offset there; null: none.
+    // The window whose local memory contains the address, and the offset in it; null: none.
     ncclWindow_t window_at(const std::byte* address, size_t* offset);
-    // Ranks that share this machine's cores.
+    // Number of ranks that share this machine's cores.
     virtual int ranks_on_machine() const { return lsa_team_size(); }
-    // As own kernels name it to NCCL's Device API (gin/own_kernels.h).
+    // The handle with which own kernels use NCCL's Device API (gin/own_kernels.h).
     NetworkHandle network_of(const SymmetricMemory& memory) override {
         return {memory.local, memory.peers, device_comm_.get(), const_cast<SymmetricMemory*>(&memory)};
     }
 
-    // Collective, bounded by timeout_ns. InvalidArgument on all ranks if their sizes differ or some rank's memory will
-    // not do.
+    // Collective, bounded by timeout_ns. Throws ncclInvalidArgument on all ranks if sizes differ or one rank's memory
+    // is not suitable.
     ncclWindow_t register_window(void* memory, size_t bytes, uint64_t timeout_ns);
-    // Collective: no peer accesses this rank's memory through the window any more when it returns.
+    // Collective: when it returns, no peer accesses this rank's memory through the window any more.
     void deregister_window(ncclWindow_t handle, uint64_t timeout_ns);
 
   protected:
@@ -55,13 +56,13 @@ class CpuCommunicator : public Communicator {
 
     bool has_left(int rank) { return exchange_->has_left(rank); }
 
-    // SystemError where so much symmetric memory for each rank of this machine is more than the machine has.
+    // Throws ncclSystemError if this machine has too little memory for `bytes` of symmetric memory per rank.
     void expect_room(size_t bytes) const;
 
   private:
     struct Window {
         std::unique_ptr<SymmetricMemory> memory;
-        uint64_t number;  // of its registration, in which all ranks take part
+        uint64_t number;  // of its registration, equal on all ranks
     };
 
     void gather_chunk(uint64_t number, const PostLabel& label, std::byte* all, size_t stride, size_t chunk_bytes,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the ranks of a CPU communicator hand each other small host data: every rank posts pieces, and reads those of all.
+// Exchanges small host data between the ranks of a CPU communicator: every rank posts pieces and reads those of all.
 #pragma once
 
 #include <cstddef>
@@ -7,25 +7,25 @@
 
 namespace crossdock::cpu {
 
-// What every post says about itself, so that ranks that are in different collectives notice.
+// Label of a post, which detects ranks that are in different collectives.
 struct PostLabel {
-    uint64_t total_bytes = 0;  // of the whole collective, a rank
+    uint64_t total_bytes = 0;  // of the whole collective, per rank
     char what[56] = {};        // 0-terminated
     bool operator==(const PostLabel&) const = default;
 };
 
 enum class PostSeen { kNotYet, kRead, kGone };
 
-inline constexpr size_t kPostBytes = 4096;  // of a piece, at most
+inline constexpr size_t kPostBytes = 4096;  // maximum size of a piece
 
 class Exchange {
   public:
     virtual ~Exchange() = default;
-    // Numbers grow from post to post, from 1.
+    // Numbers start at 1 and grow from post to post.
     virtual void post(uint64_t number, const PostLabel& label, const void* chunk, size_t chunk_bytes) = 0;
-    // Any rank's, this one's included. Writes its outputs only with kRead.
+    // Reads a post of any rank, including this one. Writes its outputs only with kRead.
     virtual PostSeen read(int rank, uint64_t number, PostLabel& label, void* chunk, size_t chunk_bytes) = 0;
-    // The rank's exchange has ended in order.
+    // True if the rank has left in order.
     virtual bool has_left(int rank) = 0;
 };
 

@@ -15,8 +15,8 @@ namespace {
 
 constexpr size_t kPieceAlignment = 4096;
 
-// Every rank's piece of one symmetric allocation. It lives until the last rank has let go of it, so a rank that fails
-// early takes no memory away from peers that still write to it.
+// Every rank's piece of one symmetric allocation. It lives until the last rank releases it, so memory of a rank that
+// fails early stays valid for peers that still write to it.
 struct Allocation {
     explicit Allocation(Simulation* owner) : simulation(owner) {}
     ~Allocation() {
@@ -39,7 +39,7 @@ struct SharedState {
     SharedState(int num_ranks, Simulation* of_simulation)
         : control_memory(ControlSegment::bytes(num_ranks), kPieceAlignment), simulation(of_simulation) {}
 
-    // The number-th symmetric allocation; whichever rank comes first makes it.
+    // The number-th symmetric allocation, created by the first rank that calls this.
     std::shared_ptr<Allocation> allocation(uint64_t number, int num_ranks, size_t bytes) {
         const std::lock_guard lock(mutex);
         std::erase_if(allocations, [](const auto& entry) { return entry.second.expired(); });
@@ -91,7 +91,7 @@ class InProcessCommunicator final : public CpuCommunicator {
           shared_(std::move(shared)) {}
 
     std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override {
-        // Simulated ranks touch little of theirs.
+        // Simulated ranks touch little of their memory.
         if (shared_->simulation == nullptr) expect_room(bytes);
         auto allocation = shared_->allocation(++num_allocations_, num_ranks(), bytes);
         std::vector<uint64_t> sizes(static_cast<size_t>(num_ranks()));

@@ -7,8 +7,8 @@
 namespace crossdock::cpu {
 namespace {
 
-// The orders pair the number with the words: a reader that finds the same number before and after has read words of
-// that post alone.
+// The memory orders pair the number with the words: a reader that sees the same number before and after has read words
+// of that post only.
 void store_words(std::atomic<uint64_t>* words, const void* bytes, size_t num_bytes) {
     for (size_t at = 0; at < num_bytes; at += 8) {
         uint64_t word = 0;
@@ -27,7 +27,7 @@ void load_words(void* bytes, const std::atomic<uint64_t>* words, size_t num_byte
 }  // namespace
 
 void Mailbox::post(uint64_t number, const Label& label, const void* chunk, size_t chunk_bytes) {
-    // The older of the two makes room.
+    // Overwrites the older one.
     const uint64_t numbers[2] = {posts_[0].number.load(std::memory_order_relaxed),
                                  posts_[1].number.load(std::memory_order_relaxed)};
     Post& post = posts_[numbers[0] <= numbers[1] ? 0 : 1];
@@ -38,8 +38,8 @@ void Mailbox::post(uint64_t number, const Label& label, const void* chunk, size_
 }
 
 Mailbox::Seen Mailbox::read(uint64_t number, Label& label, void* chunk, size_t chunk_bytes) const {
-    // Twice: the post may appear in the place just looked at, and its successor in the place looked at next. Whoever
-    // sees a later post finds this one in a second look, unless it is overwritten.
+    // Twice: the post may appear in the place already checked, and its successor in the other one. A reader that sees a
+    // later post finds this one in the second round, unless it was overwritten.
     for (int look = 0; look < 2; ++look) {
         uint64_t latest = 0;
         for (const Post& post : posts_) {

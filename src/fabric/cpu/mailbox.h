@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the ranks of a CPU backend exchange small host data: every rank has a mailbox that it alone writes and all others
-// read, in memory that all of them map. Words are atomic, so it serves threads and processes alike. All zero is a fresh
-// segment.
+// The exchange of CPU ranks that share memory: every rank has a mailbox that only it writes and all others read, in
+// memory that all map. Words are atomic, so it works for threads and processes. A zeroed segment is empty.
 #pragma once
 
 #include <atomic>
@@ -17,15 +16,14 @@
 namespace crossdock::cpu {
 
 // The two latest posts of a rank. A rank posts its next piece of a collective only after all ranks have posted the last
-// one, so no rank can still need the post before that - unless a rank has given up waiting; then readers find the post
-// gone.
+// one, so no rank still needs the post before that, unless a rank has timed out; then readers get kGone.
 class Mailbox {
   public:
     static constexpr size_t kChunkBytes = kPostBytes;
     using Label = PostLabel;
     using Seen = PostSeen;
 
-    // Owner only. Numbers grow from post to post, from 1.
+    // Owner only. Numbers start at 1 and grow from post to post.
     void post(uint64_t number, const Label& label, const void* chunk, size_t chunk_bytes);
     // Any rank. Writes its outputs only with kRead; chunk_bytes at most kChunkBytes.
     Seen read(uint64_t number, Label& label, void* chunk, size_t chunk_bytes) const;
@@ -39,7 +37,7 @@ class Mailbox {
     Post posts_[2];
 };
 
-// The memory that all ranks of a communicator map.
+// Memory that all ranks of a communicator map.
 class ControlSegment {
   public:
     static constexpr int kMaxRanks = 4096;
@@ -48,14 +46,14 @@ class ControlSegment {
     }
 
     static constexpr int kNonceOffset = 0;
-    std::atomic<uint64_t> nonce;        // the one in the id, between processes
+    std::atomic<uint64_t> nonce;        // that of the id; between processes only
     std::atomic<uint64_t> num_ranks;    // 0 until the first rank joins
-    std::atomic<uint64_t> seats_lock;   // a word of the process that holds it, 0: none
-    std::atomic<uint64_t> is_complete;  // 1: all have joined, and no process changes any more
+    std::atomic<uint64_t> join_lock;    // to_word() of the process that holds it; 0: none
+    std::atomic<uint64_t> is_complete;  // 1: all have joined, and processes do not change any more
     std::atomic<uint64_t> reserved[4];
 
     std::atomic<uint64_t>& process_of(int rank) { return part(rank).process; }  // to_word(); 0: has not joined
-    std::atomic<uint64_t>& left(int rank) { return part(rank).left; }           // 1: it has destroyed its communicator
+    std::atomic<uint64_t>& left(int rank) { return part(rank).left; }           // 1: has destroyed its communicator
     Mailbox& mailbox_of(int rank) { return part(rank).mailbox; }
 
   private:
@@ -67,7 +65,6 @@ class ControlSegment {
     RankPart& part(int rank) { return reinterpret_cast<RankPart*>(this + 1)[rank]; }
 };
 
-// By mailboxes that all ranks map.
 class MailboxExchange final : public Exchange {
   public:
     MailboxExchange(std::shared_ptr<ControlSegment> control, int rank) : control_(std::move(control)), rank_(rank) {}

@@ -32,7 +32,7 @@ Mapping::~Mapping() {
 FileDescriptor make_memory_file(size_t bytes) {
     FileDescriptor file(memfd_create("crossdock", MFD_CLOEXEC));
     require(file.get() >= 0, ncclSystemError, "cannot create shared memory (memfd_create): {}", std::strerror(errno));
-    // Beyond that limit the system would end the process.
+    // Beyond this limit the kernel would kill the process.
     rlimit limit = {};
     getrlimit(RLIMIT_FSIZE, &limit);
     require(bytes <= limit.rlim_cur, ncclSystemError,

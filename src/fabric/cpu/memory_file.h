@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that processes share without a name in any file system: anonymous files, and mappings of them.
+// Memory that processes share through anonymous files, and mappings of them.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace crossdock::cpu {
 
-// A file descriptor, owned.
+// Owns a file descriptor.
 class FileDescriptor {
   public:
     explicit FileDescriptor(int fd = -1) : fd_(fd) {}
@@ -26,11 +26,11 @@ class FileDescriptor {
     int fd_;
 };
 
-// A shared, writable mapping, owned.
+// Owns a shared, writable mapping.
 class Mapping {
   public:
     Mapping() = default;
-    Mapping(int fd, size_t bytes);  // of the file's first bytes; Error with ncclSystemError
+    Mapping(int fd, size_t bytes);  // of the file's first bytes; throws ncclSystemError
     ~Mapping();
     Mapping(Mapping&& other) noexcept
         : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
@@ -47,10 +47,10 @@ class Mapping {
     size_t bytes_ = 0;
 };
 
-// A file of zeros; it ends with its last descriptor and mapping. Error with ncclSystemError.
+// A file of zeros, freed with its last descriptor and mapping. Throws ncclSystemError.
 FileDescriptor make_memory_file(size_t bytes);
 
-// Descriptor fd of process pid, opened once more here. Error with ncclSystemError that says what is in the way.
+// Opens descriptor fd of process pid in this process. Throws ncclSystemError that says why it failed.
 FileDescriptor open_of_process(int64_t pid, int fd);
 
 }  // namespace crossdock::cpu

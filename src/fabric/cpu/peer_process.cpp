@@ -19,13 +19,13 @@ namespace {
 
 constexpr int kNumberBits = 22;  // Linux numbers processes below 2^22
 
-// 0: there is no such process. Nothing: the system does not tell, such as a process that has no descriptor left.
+// Returns 0 if there is no such process, and nullopt if it cannot be read, as without free descriptors.
 std::optional<uint64_t> start_of(int64_t number) {
     const FileDescriptor file(open(fmt::format("/proc/{}/stat", number).c_str(), O_RDONLY | O_CLOEXEC));
     if (file.get() < 0 && errno != ENOENT) return std::nullopt;
     std::string line(1024, '\0');
     line.resize(static_cast<size_t>(std::max<ssize_t>(read(file.get(), line.data(), line.size()), 0)));
-    // The second field is a name in parentheses, in which anything may stand; the start is the 22nd.
+    // The second field is a name in parentheses with arbitrary characters; the start is the 22nd.
     const size_t behind_name = line.rfind(')');
     if (behind_name == std::string::npos) return 0;
     std::istringstream fields(line.substr(behind_name + 1));
@@ -48,7 +48,8 @@ ProcessIdentity process_from(uint64_t word) {
 
 ProcessWatch::ProcessWatch(const ProcessIdentity& process)
     : process_(process), descriptor_(static_cast<int>(syscall(SYS_pidfd_open, process.number, 0))) {
-    // EINVAL: the number is now that of a thread. The start is read last: from the descriptor on the number stays.
+    // EINVAL: the number is now a thread's. The start is read last, because the open descriptor keeps the number in
+    // use.
     was_gone_ = (descriptor_.get() < 0 && (errno == ESRCH || errno == EINVAL)) || has_another_start();
 }
 
@@ -60,7 +61,7 @@ bool ProcessWatch::has_ended() const {
     if (was_gone_) return true;
     pollfd ended{descriptor_.get(), POLLIN, 0};
     poll(&ended, 1, 0);
-    // A program may have closed what it does not know.
+    // The program may have closed our descriptor.
     if (descriptor_.get() < 0 || (ended.revents & POLLNVAL) != 0) return has_another_start();
     return (ended.revents & POLLIN) != 0;
 }

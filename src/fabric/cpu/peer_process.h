@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes as ranks of a host know each other: by number and start, since numbers are used again.
+// Identifies and watches processes of this host: by number and start time, since numbers are reused.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ struct ProcessIdentity {
 
 ProcessIdentity own_process();
 
-// As one word, which is not 0.
+// Packs the identity into one word, which is not 0.
 uint64_t to_word(const ProcessIdentity& process);
 ProcessIdentity process_from(uint64_t word);
 
-// Knows of a process's end at once, also if it ended before, and even if another process has its ID now.
+// Detects the end of a process at once, even if it ended before and another process has its number now.
 class ProcessWatch {
   public:
     explicit ProcessWatch(const ProcessIdentity& process);
@@ -30,7 +30,7 @@ class ProcessWatch {
     bool has_another_start() const;
 
     ProcessIdentity process_;
-    FileDescriptor descriptor_;  // none: the kernel has no such descriptors or no more, or the process is gone
+    FileDescriptor descriptor_;  // a pidfd; invalid: not available, or the process is gone
     bool was_gone_ = false;
 };
 

@@ -12,7 +12,7 @@
 
 namespace crossdock::cpu {
 
-// What a rank tells the others about its piece of memory.
+// A rank's description of its piece of memory for the others.
 struct ProcessCommunicator::Offer {
     int64_t process;
     int64_t fd;
@@ -102,8 +102,8 @@ std::string ProcessCommunicator::why_ended(int rank) {
     return process.has_ended() ? fmt::format("its process {} has ended", process.number()) : std::string();
 }
 
-// Offers are exchanged and mapped, and no rank returns before all have mapped. What fails on one rank fails on all of
-// them: reason is why this rank's offer is not valid.
+// Exchanges and maps offers; no rank returns before all have mapped. A failure on one rank is one on all. reason: why
+// this rank's offer is not valid.
 std::unique_ptr<ProcessCommunicator::MappedPeers> ProcessCommunicator::exchange(const Offer& own, std::byte* memory,
                                                                                 std::string reason, ncclResult_t code,
                                                                                 const char* what, uint64_t timeout_ns) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators whose ranks are processes. Those of one host share memory in files without a name, which peers open
-// through the owner's /proc entry; the kernel frees it with the last process, however that ends.
+// Communicators whose ranks are processes. Those of one host share memory in anonymous files, which peers open through
+// the owner's /proc entry; the kernel frees them with the last process, however it ends.
 #pragma once
 
 #include <sys/types.h>
@@ -41,7 +41,7 @@ class ProcessCommunicator : public CpuCommunicator {
     std::vector<ProcessWatch> processes_;  // of this host's ranks
 };
 
-// Ranks of one host. Collective, bounded by join_timeout_ns(); errors as crossdockCommInitRank says.
+// For ranks of one host. Collective, bounded by join_timeout_ns(). Throws as crossdockCommInitRank says.
 std::shared_ptr<CpuCommunicator> join_processes(const ncclUniqueId& id, int num_ranks, int rank);
 
 }  // namespace crossdock::cpu

@@ -32,7 +32,7 @@ struct IdContents {
 };
 static_assert(sizeof(IdContents) <= sizeof(ncclUniqueId));
 
-// The control segments that this process has made and not joined yet.
+// Control segments that this process has created and not joined yet.
 struct OpenSegments {
     ForkSafeMutex mutex;
     std::map<uint64_t, FileDescriptor> by_nonce;
@@ -46,7 +46,7 @@ const MadeAtLoad open_segments_made_at_load(open_segments);
 
 Mapping map_segment(const IdContents& contents, int num_ranks) {
     const FileDescriptor file = open_of_process(contents.process, static_cast<int>(contents.fd));
-    // Descriptor numbers are reused: the nonce tells whether this one still is the id's.
+    // Descriptor numbers are reused: the nonce tells whether this one is still the id's.
     uint64_t nonce = 0;
     require(pread(file.get(), &nonce, sizeof(nonce), ControlSegment::kNonceOffset) == sizeof(nonce) &&
                 nonce == contents.nonce,
@@ -55,15 +55,15 @@ Mapping map_segment(const IdContents& contents, int num_ranks) {
     return Mapping(file.get(), ControlSegment::bytes(num_ranks));
 }
 
-// Nobody holds the lock of seats for longer than this, unless it is stopped.
-constexpr uint64_t kSeatsNs = 100'000'000;
+// No process holds the lock for longer than this, unless it is stopped.
+constexpr uint64_t kJoinLockNs = 100'000'000;
 constexpr uint64_t kHolderLookNs = 1'000'000;
 
-// Held while seats change. A process that died with it is succeeded: each change below is one store. Error with
-// ncclRemoteError that names the holder, if that lives and keeps the lock beyond deadline_ns.
-class SeatsLock {
+// Protects changes of process_of(). If the holder dies, the next process takes the lock: each change below is one
+// store. Throws ncclRemoteError that names the holder if it is alive and keeps the lock beyond deadline_ns.
+class JoinLock {
   public:
-    SeatsLock(ControlSegment& control, int rank, uint64_t deadline_ns) : lock_(control.seats_lock) {
+    JoinLock(ControlSegment& control, int rank, uint64_t deadline_ns) : lock_(control.join_lock) {
         const uint64_t own = to_word(own_process());
         uint64_t expected = 0;
         uint64_t watched = 0;
@@ -91,25 +91,25 @@ class SeatsLock {
             backoff.idle(deadline_ns);
         }
     }
-    ~SeatsLock() { lock_.store(0); }
-    SeatsLock(const SeatsLock&) = delete;
-    SeatsLock& operator=(const SeatsLock&) = delete;
+    ~JoinLock() { lock_.store(0); }
+    JoinLock(const JoinLock&) = delete;
+    JoinLock& operator=(const JoinLock&) = delete;
 
   private:
     std::atomic<uint64_t>& lock_;
 };
 
-void take_seat(ControlSegment& control, int num_ranks, int rank, uint64_t deadline_ns) {
-    const SeatsLock lock(control, rank, deadline_ns);
+void claim_rank(ControlSegment& control, int num_ranks, int rank, uint64_t deadline_ns) {
+    const JoinLock lock(control, rank, deadline_ns);
     const auto wanted = static_cast<uint64_t>(num_ranks);
     uint64_t agreed = 0;
     require(control.num_ranks.compare_exchange_strong(agreed, wanted) || agreed == wanted, ncclInvalidArgument,
             "num_ranks is {} here, but {} on the rank that joined first", num_ranks, agreed);
-    // Who died while ranks were joining is succeeded. Once all have joined, they count on those who did.
-    const uint64_t seated = control.process_of(rank).load();
-    const bool is_free = seated == 0 || ProcessWatch(process_from(seated)).has_ended();
+    // A process that died while ranks were joining can be replaced. Once all have joined, processes do not change.
+    const uint64_t owner = control.process_of(rank).load();
+    const bool is_free = owner == 0 || ProcessWatch(process_from(owner)).has_ended();
     require(is_free && control.is_complete.load() == 0, ncclInvalidArgument, "rank {} is taken by process {}", rank,
-            process_from(seated).number);
+            process_from(owner).number);
     control.process_of(rank).store(to_word(own_process()));
 }
 
@@ -122,14 +122,14 @@ std::string missing_ranks(ControlSegment& control, int num_ranks) {
     return missing;
 }
 
-// Frees the seats of processes that have ended; all have joined if none is free. With the lock.
-bool settle_seats(ControlSegment& control, int num_ranks) {
+// Releases ranks whose processes have ended. Returns true if all ranks have joined. Requires the lock.
+bool release_ended_ranks(ControlSegment& control, int num_ranks) {
     if (control.is_complete.load() == 1) return true;
     bool all_there = true;
     for (int peer = 0; peer < num_ranks; ++peer) {
-        std::atomic<uint64_t>& seat = control.process_of(peer);
-        if (seat.load() != 0 && ProcessWatch(process_from(seat.load())).has_ended()) seat.store(0);
-        all_there = all_there && seat.load() != 0;
+        std::atomic<uint64_t>& process = control.process_of(peer);
+        if (process.load() != 0 && ProcessWatch(process_from(process.load())).has_ended()) process.store(0);
+        all_there = all_there && process.load() != 0;
     }
     if (all_there) control.is_complete.store(1);
     return all_there;
@@ -143,7 +143,7 @@ ncclUniqueId make_unique_id() {
     contents.process = getpid();
     require(getrandom(&contents.nonce, sizeof(contents.nonce), 0) == sizeof(contents.nonce), ncclSystemError,
             "cannot read random bytes for the unique id: {}", std::strerror(errno));
-    // Sparse: pages exist once a rank touches its part.
+    // Sparse: pages are allocated when a rank touches its part.
     FileDescriptor file = make_memory_file(ControlSegment::bytes(ControlSegment::kMaxRanks));
     contents.fd = file.get();
     require(pwrite(file.get(), &contents.nonce, sizeof(contents.nonce), ControlSegment::kNonceOffset) ==
@@ -165,24 +165,24 @@ std::shared_ptr<ControlSegment> join_control_segment(const ncclUniqueId& id, int
     std::shared_ptr<ControlSegment> control(mapping, reinterpret_cast<ControlSegment*>(mapping->data()));
     const uint64_t timeout_ns = join_timeout_ns();
     const uint64_t deadline_ns = saturating_add(steady_now_ns(), timeout_ns);
-    take_seat(*control, num_ranks, rank, deadline_ns);
+    claim_rank(*control, num_ranks, rank, deadline_ns);
 
     const auto all_joined = [&] {
         if (control->is_complete.load(std::memory_order_acquire) == 1) return true;
         if (!missing_ranks(*control, num_ranks).empty()) return false;
-        const SeatsLock lock(*control, rank, deadline_ns);
-        return settle_seats(*control, num_ranks);
+        const JoinLock lock(*control, rank, deadline_ns);
+        return release_ended_ranks(*control, num_ranks);
     };
     if (!LocalExecutor(num_ranks).wait(all_joined, deadline_ns)) {
-        const SeatsLock lock(*control, rank, saturating_add(steady_now_ns(), kSeatsNs));
-        if (!settle_seats(*control, num_ranks)) {
+        const JoinLock lock(*control, rank, saturating_add(steady_now_ns(), kJoinLockNs));
+        if (!release_ended_ranks(*control, num_ranks)) {
             const std::string missing = missing_ranks(*control, num_ranks);
             control->process_of(rank).store(0);  // no rank may rely on this one
             fail(ncclRemoteError, "rank {} timed out after {} ms waiting for ranks {} to join", rank,
                  timeout_ns / 1'000'000, missing);
         }
     }
-    // Also in a process that inherited the descriptor when it was forked.
+    // Also in a process that inherited the descriptor by a fork.
     const std::lock_guard lock(open_segments().mutex);
     open_segments().by_nonce.erase(contents.nonce);
     return control;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How processes that share nothing but an id find each other: the id says in which process the control segment's memory
-// file is open.
+// How processes that know only a unique id find each other: the id names the process that has the control segment's
+// file open.
 #pragma once
 
 #include <memory>
@@ -10,11 +10,11 @@
 
 namespace crossdock::cpu {
 
-// Makes the control segment. It stays open in this process until this process has joined, or ends.
+// Creates the control segment, which stays open until this process has joined, or ends.
 ncclUniqueId make_unique_id();
 
-// Takes the rank's seat and returns when all seats are taken by processes that live; Error as crossdockCommInitRank
-// says. Until then a process that ended, or gave up, may be succeeded by another of its rank.
+// Claims the rank for this process, and waits until live processes have claimed all ranks. Until then, another process
+// may take the rank of one that ended or timed out. Throws as crossdockCommInitRank says.
 std::shared_ptr<ControlSegment> join_control_segment(const ncclUniqueId& id, int num_ranks, int rank);
 
 }  // namespace crossdock::cpu

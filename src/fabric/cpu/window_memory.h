@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// crossdockMemAlloc's memory: of this process like any other, and ready to be mapped by the processes of a
-// communicator.
+// crossdockMemAlloc's memory: ordinary memory of this process that other processes of a communicator can map.
 #pragma once
 
 #include <optional>
@@ -9,9 +8,9 @@
 
 namespace crossdock::cpu {
 
-// Zeroed and page aligned. Error with ncclSystemError.
+// Zeroed and page aligned. Throws ncclSystemError.
 void* allocate_window_memory(size_t bytes);
-// False if memory was not returned by allocate_window_memory, or is freed already.
+// Returns false if memory was not returned by allocate_window_memory, or has been freed.
 bool free_window_memory(void* memory);
 
 struct FilePart {
@@ -19,7 +18,7 @@ struct FilePart {
     size_t file_bytes;
     size_t offset;
 };
-// Where [memory, memory + bytes) lies; nothing unless it lies in one allocation.
+// The file part of [memory, memory + bytes); nullopt unless it lies in one allocation.
 std::optional<FilePart> find_window_memory(const void* memory, size_t bytes);
 
 }  // namespace crossdock::cpu

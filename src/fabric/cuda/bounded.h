@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL's collective calls wait for the other ranks without a limit of their own. Here they run in a thread that is left
-// alone when the time is up.
+// NCCL's collective calls wait for the other ranks without a timeout. Here they run in a thread that is abandoned at
+// the deadline.
 #pragma once
 
 #include <chrono>
@@ -14,8 +14,8 @@ namespace crossdock {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-// What work() returns, or throws; Error with ncclRemoteError and the message at the deadline. What work owns then goes
-// when NCCL comes back.
+// Returns or throws what work() does. At the deadline it throws ncclRemoteError with the message; objects that work
+// owns are then freed when NCCL returns.
 template <typename Work>
 auto run_bounded(Work work, Deadline deadline, const std::string& message) {
     std::packaged_task<decltype(work())()> task(std::move(work));

@@ -11,7 +11,7 @@
 namespace crossdock {
 namespace {
 
-constexpr int kMinPluginVersion = 23007;  // of NCCL: the first that looks for the plugin's functions
+constexpr int kMinPluginVersion = 23007;  // first NCCL version that looks for the plugin's functions
 constexpr const char* kVariable = "NCCL_RMA_PLUGIN";
 constexpr const char* kWhatToSet = "set NCCL_RMA_PLUGIN to the path of libnccl-rma-crossdock.so (docs/deployment.md)";
 
@@ -21,7 +21,7 @@ std::optional<std::string> value_of(const char* variable) {
     return value;
 }
 
-// The file that NCCL_RMA_PLUGIN names, opened as NCCL does: by this name, or by the rest of a plugin's usual one.
+// The plugin that NCCL_RMA_PLUGIN names, opened as NCCL does: by file name, or as libnccl-rma-NAME.so.
 class Plugin {
   public:
     explicit Plugin(const std::string& named) {
@@ -37,7 +37,7 @@ class Plugin {
     Plugin(const Plugin&) = delete;
     Plugin& operator=(const Plugin&) = delete;
 
-    // Empty where it is one that NCCL takes.
+    // Empty if NCCL accepts the plugin.
     std::string problem() const {
         if (library_ == nullptr) return fmt::format("which cannot be opened ({})", reason_);
         if (find("ncclRmaPlugin_v14") == nullptr && find("ncclRmaPlugin_v13") == nullptr)

@@ -14,9 +14,9 @@
 namespace crossdock {
 namespace {
 
-// Asked of the driver, since the runtime does not know the attribute.
+// Queries the driver, because the runtime does not have the attribute.
 bool lacks_attribute(int device) {
-    constexpr unsigned kDriverVersion = 11020;  // the attribute's first
+    constexpr unsigned kDriverVersion = 11020;  // first with the attribute
     void* function = nullptr;
     cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSymbolNotFound;
     const cudaError_t result =

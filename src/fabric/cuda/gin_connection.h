@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels need to reach other ranks through NCCL's GPU-initiated networking (GIN).
+// Connects kernels to other ranks through NCCL's GPU-initiated networking (GIN).
 #pragma once
 
 #include <memory>
@@ -10,15 +10,14 @@
 
 namespace crossdock {
 
-// The end of a message: what keeps NCCL from giving this rank's kernels a network, as far as can be seen, and what to
-// set.
+// Message suffix: why NCCL gives this rank's kernels no network, as far as known, and what to set.
 std::string gin_advice_for(const NcclRank& self);
 
 class GinConnection {
   public:
-    // Collective: NCCL connects all ranks. Error with ncclInvalidUsage that says what to do where there is no GIN, or
-    // one that these kernels do not speak; with ncclRemoteError where some rank does not come before the deadline.
-    // Warns where NCCL has fallen back to something else than NCCL_RMA_PLUGIN names.
+    // Collective: NCCL connects all ranks. Throws ncclInvalidUsage that says what to do if there is no GIN, or a
+    // version that these kernels do not support, and ncclRemoteError if a rank is missing at the deadline. Warns if
+    // NCCL does not use the plugin that NCCL_RMA_PLUGIN names.
     static std::unique_ptr<GinConnection> make(const NcclRank& self, Deadline deadline);
 
     virtual ~GinConnection() = default;

@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kSlotBytes = 1024;
 constexpr auto kPollInterval = std::chrono::microseconds(50);
 
-// Where things are in a rank's memory; a half of the slots or flags is num_ranks of them.
+// Layout of a rank's memory. A half has num_ranks slots and flags.
 struct Layout {
     size_t num_ranks;
     size_t slot(size_t half, size_t rank) const { return (half * num_ranks + rank) * kSlotBytes; }
@@ -54,7 +54,8 @@ void Mailbox::all_gather(const void* own, void* all, size_t bytes, const char* w
     out_of_step_ = false;
 }
 
-// Behind the copies of this rank's bytes to itself. A signal adds: a half's flag grows by what is between its rounds.
+// Call after the copies of this rank's bytes to itself. A signal adds, so it adds the difference to the half's last
+// round.
 void Mailbox::put_to_other_teams(size_t half, size_t bytes, uint64_t round, cudaStream_t stream) {
     const Layout layout{static_cast<size_t>(self_.num_ranks)};
     MailboxPut put{};

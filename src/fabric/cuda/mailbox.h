@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small all-gather of host bytes over symmetric GPU memory, done by copies; between LSA teams by puts.
+// A small all-gather of host bytes over symmetric GPU memory: copies within an LSA team, puts between teams.
 #pragma once
 
 #include <memory>
@@ -9,25 +9,24 @@
 
 namespace crossdock {
 
-// Why not NCCL's own all-gather: its kernel needs room beside kernels that may wait for this rank, its first use
-// connects all ranks and allocates buffers, and it cannot say who is missing. Copies need neither SMs nor connections,
-// and flags have names.
+// NCCL's own all-gather does not fit: its kernel needs SMs beside kernels that may wait for this rank, its first use
+// connects all ranks and allocates buffers, and it does not name missing ranks. Copies need neither SMs nor
+// connections.
 //
 // Memory of a rank: 2 x num_ranks slots, then as many 64-bit flags. Round n uses half n % 2: rank r copies its bytes
-// into slot r of every rank, then n into flag r; in other teams a kernel of one block puts both. Whoever has seen all
-// flags of round n has its bytes; it enters round n
-// + 1 only after reading them, and no rank can enter round n + 2 and so come back to this half before all have entered
-// round n + 1.
+// into slot r of every rank, then n into flag r; in other teams a kernel of one block puts both. A rank that has seen
+// all flags of round n has its bytes, and enters round n + 1 only after reading them. No rank can enter round n + 2,
+// which reuses this half, before all have entered round n + 1.
 class Mailbox {
   public:
-    // Collective. device_comm: null where there is one team.
+    // Collective. device_comm: null if there is one team.
     Mailbox(const NcclRank& self, CudaRuntime& runtime, const void* device_comm, const char* what, Deadline deadline);
     ~Mailbox();
     Mailbox(const Mailbox&) = delete;
     Mailbox& operator=(const Mailbox&) = delete;
 
-    // Every rank's bytes in rank order. Collective, blocking; at the deadline Error with ncclRemoteError that names
-    // `what` and the ranks that did not come. The ranks are then out of step: from there on every call fails at once.
+    // Gathers every rank's bytes in rank order. Collective, blocking. At the deadline it throws ncclRemoteError that
+    // names `what` and the missing ranks. The ranks are then out of step, and every later call fails at once.
     void all_gather(const void* own, void* all, size_t bytes, const char* what, Deadline deadline);
 
   private:

@@ -13,7 +13,7 @@ constexpr const char* kLibraryName = "libnccl.so.2";
 
 void* open_library() {
     if (dlsym(RTLD_DEFAULT, "ncclGetVersion") != nullptr) return RTLD_DEFAULT;
-    // Loaded, but in a scope of its own, as Python's extension modules are.
+    // Loaded, but with local scope, as Python's extension modules are.
     if (void* library = dlopen(kLibraryName, RTLD_NOW | RTLD_NOLOAD)) return library;
     const char* named = std::getenv(kLibraryVariable);
     const bool is_named = named != nullptr && *named != '\0';
@@ -40,7 +40,7 @@ NcclApi load() {
         function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
     };
 
-    // The version comes first: in an older library functions of the same name take other structs.
+    // Check the version first: in older libraries, functions of the same name take other structs.
     resolve(api.ncclGetVersion, "ncclGetVersion");
     Dl_info info = {};
     const int found = dladdr(reinterpret_cast<void*>(api.ncclGetVersion), &info);

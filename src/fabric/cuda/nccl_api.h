@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL, found at run time: the library is not linked, so that one binary also serves machines without it.
+// NCCL, resolved at run time: the library is not linked, so that one binary also runs on machines without it.
 #pragma once
 
 #include <nccl.h>
@@ -31,7 +31,7 @@ namespace crossdock {
 
 inline constexpr int kMinNcclVersion = NCCL_VERSION(2, 30, 4);
 
-// NCCL's functions by their own names, and where they came from.
+// NCCL's functions by their own names, and the file that has them.
 struct NcclApi {
 #define CROSSDOCK_NCCL_MEMBER(name) decltype(&::name) name = nullptr;
     CROSSDOCK_NCCL_FUNCTIONS(CROSSDOCK_NCCL_MEMBER)
@@ -39,13 +39,13 @@ struct NcclApi {
     int version = 0;
     std::string file;
 
-    // Throws an Error with NCCL's code that names the call and carries NCCL's own words.
+    // Throws NCCL's code with a message that names the call and contains NCCL's message.
     void check(ncclResult_t result, ncclComm_t comm, const char* call) const;
 };
 
-// Resolved at the first call, by the first that is there: an NCCL already loaded in this process (a communicator came
-// from it), the file that CROSSDOCK_NCCL_LIBRARY names, libnccl.so.2. Error with ncclInvalidUsage where there is none
-// or where it is older than kMinNcclVersion; the next call looks again.
+// Resolved at the first call: an NCCL already loaded in this process (which created the communicator), the file that
+// CROSSDOCK_NCCL_LIBRARY names, or libnccl.so.2. Throws ncclInvalidUsage if there is none or it is older than
+// kMinNcclVersion; the next call tries again.
 const NcclApi& nccl_api();
 
 // "2.30.4" for 23004.

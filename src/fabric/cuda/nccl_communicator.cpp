@@ -19,22 +19,22 @@
 namespace crossdock {
 namespace {
 
-// What NCCL does with all ranks by itself, connecting them and registering memory, has this long at least, and so has a
-// wait for ranks that do it. It takes seconds for many ranks of a machine, far more than a caller may want to wait for
-// a peer's kernel, and who gives up cannot stop it.
+// Minimum timeout of NCCL's own collective steps (connecting ranks, registering memory) and of waits for ranks in such
+// a step. With many ranks per machine they take seconds, longer than a caller may want to wait for a peer's kernel, and
+// they cannot be cancelled.
 constexpr uint64_t kLeastSetupNs = 60'000'000'000;
 
 Deadline deadline_after(uint64_t timeout_ns) {
-    // Far enough for "forever", near enough not to overflow the clock.
+    // A year: long enough for "forever", and does not overflow the clock.
     constexpr uint64_t kLongestNs = uint64_t{1'000'000'000} * 86'400 * 365;
     return std::chrono::steady_clock::now() + std::chrono::nanoseconds(std::min(timeout_ns, kLongestNs));
 }
 
 using AddressRange = decltype(&cuMemGetAddressRange);
 
-// The driver's function; null where it has none.
+// The driver's function; null if it has none.
 AddressRange driver_address_range() {
-    constexpr unsigned kDriverVersion = 3020;  // the function's first, with 64-bit sizes
+    constexpr unsigned kDriverVersion = 3020;  // first with the function and 64-bit sizes
     void* function = nullptr;
     cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSymbolNotFound;
     const cudaError_t result =
@@ -43,7 +43,7 @@ AddressRange driver_address_range() {
     return reinterpret_cast<AddressRange>(function);
 }
 
-// Where the memory at `first` ends that is mapped in one piece; 0: not known.
+// The end of the mapping that contains `first`; 0: not known.
 uintptr_t end_of_mapping(const void* first) {
     static const AddressRange address_range = driver_address_range();
     CUdeviceptr base = 0;
@@ -54,8 +54,8 @@ uintptr_t end_of_mapping(const void* first) {
     return static_cast<uintptr_t>(base) + bytes;
 }
 
-// An upper bound for the window's bytes from there on: NCCL does not tell how many were registered. An allocator may
-// have mapped them in several consecutive pieces.
+// An upper bound of the window's size, which NCCL does not tell. An allocator may have mapped it in several consecutive
+// pieces.
 size_t bytes_from(const std::byte* first, uintptr_t end_of_first_piece) {
     if (end_of_first_piece == 0) return SIZE_MAX;
     uintptr_t end = end_of_first_piece;
@@ -91,10 +91,10 @@ class NcclCommunicator final : public Communicator {
 
     NcclRank self_;
     mutable CudaRuntime runtime_;
-    mutable std::unique_ptr<Mailbox> mailbox_;  // made by connect(), like the next
+    mutable std::unique_ptr<Mailbox> mailbox_;  // created by connect(), like the next
     mutable int ranks_on_device_ = 0;
-    mutable uint64_t longest_timeout_ns_ = 0;     // that a caller has given
-    mutable std::unique_ptr<GinConnection> gin_;  // made when several teams are first needed
+    mutable uint64_t longest_timeout_ns_ = 0;     // given by a caller
+    mutable std::unique_ptr<GinConnection> gin_;  // created when several teams are first used
     struct SeenWindow {
         WindowView view;
         uintptr_t end_of_first_piece = 0;
@@ -111,7 +111,7 @@ std::unique_ptr<SymmetricMemory> NcclCommunicator::allocate_symmetric(size_t byt
     constexpr const char* kWhat = "allocating symmetric memory";
     connect(kWhat, timeout_ns);
 
-    // All or none: a rank without memory tells the others instead of letting them wait for it.
+    // A rank without memory tells the others, so that all fail instead of waiting for it.
     std::unique_ptr<RegisteredMemory> memory;
     ncclResult_t problem = ncclSuccess;
     std::string message;
@@ -133,8 +133,8 @@ std::unique_ptr<SymmetricMemory> NcclCommunicator::allocate_symmetric(size_t byt
 }
 
 WindowView NcclCommunicator::window(ncclWindow_t handle) {
-    // Asked every time, since a window registered later may get the handle of one that is gone. NCCL looks the handle
-    // up in a host table and never follows it. A window where one was before has its peers where that one had them.
+    // Queried every time, since a new window may get the handle of a deregistered one. NCCL looks the handle up in a
+    // host table and does not dereference it. A window at the same addresses has the same peer addresses.
     void* user_pointer = nullptr;
     const ncclResult_t result = self_.nccl->ncclWinGetUserPtr(self_.comm, handle, &user_pointer);
     require(result == ncclSuccess && user_pointer != nullptr, ncclInvalidArgument,
@@ -161,7 +161,7 @@ NetworkHandle NcclCommunicator::network_of(const SymmetricMemory& memory) {
     return network;
 }
 
-// Collective where it is needed for the first time.
+// Collective at the first call.
 const GinConnection& NcclCommunicator::gin(Deadline deadline) const {
     if (gin_ == nullptr) gin_ = GinConnection::make(self_, deadline);
     return *gin_;
@@ -172,7 +172,7 @@ int NcclCommunicator::ranks_on_device() const {
     return ranks_on_device_;
 }
 
-// Of all that is made for one communicator, the most patient caller's.
+// Uses the longest timeout that any caller of this communicator has given.
 Deadline NcclCommunicator::setup_deadline(uint64_t timeout_ns) const {
     longest_timeout_ns_ = std::max(longest_timeout_ns_, timeout_ns);
     return deadline_after(setup_timeout_ns(longest_timeout_ns_));
@@ -185,7 +185,7 @@ void NcclCommunicator::connect(const char* what, uint64_t timeout_ns) const {
     const void* device_comm = self_.lsa_team_size < self_.num_ranks ? gin(deadline).device_comm() : nullptr;
     auto mailbox = std::make_unique<Mailbox>(self_, runtime_, device_comm, what, deadline);
 
-    using Uuid = std::array<char, sizeof(cudaUUID_t)>;  // of a GPU, unique in the world
+    using Uuid = std::array<char, sizeof(cudaUUID_t)>;  // of a GPU, globally unique
     cudaDeviceProp properties = {};
     check_cuda(cudaGetDeviceProperties(&properties, self_.device), "cudaGetDeviceProperties");
     Uuid own = {};
@@ -198,7 +198,7 @@ void NcclCommunicator::connect(const char* what, uint64_t timeout_ns) const {
 
 void NcclCommunicator::expect_device_api() const {
     const ncclCommProperties_t properties = properties_of(self_);
-    // NCCL 2.30 without a GPU-initiated network offers nothing where there are several teams.
+    // Without a GPU-initiated network, NCCL 2.30 has no device API for several teams.
     require(properties.deviceApiSupport || properties.nLsaTeams == 1, ncclInvalidUsage,
             "the communicator's {} ranks form {} LSA teams of {} ranks, and NCCL has no network for kernels "
             "between them: {}; or run all ranks on one host (or one NVLink domain), and unset NCCL_LSA_TEAM_SIZE and "
@@ -215,7 +215,7 @@ void NcclCommunicator::expect_device_api() const {
 
 std::shared_ptr<Communicator> nccl_communicator_of(ncclComm_t comm) {
     require(comm != nullptr, ncclInvalidArgument, "comm is NULL");
-    // CUDA does not survive a fork, and NCCL's communicators do not either.
+    // Neither CUDA nor NCCL's communicators survive a fork.
     static const MakerProcess first_user;
     first_user.expect_this(fmt::format("comm {}, or another one of NCCL,", fmt::ptr(comm)));
     const NcclApi& nccl = nccl_api();
@@ -229,7 +229,7 @@ std::shared_ptr<Communicator> nccl_communicator_of(ncclComm_t comm) {
     check(nccl.ncclCommCount(comm, &self.num_ranks));
     check(nccl.ncclCommUserRank(comm, &self.rank));
     check(nccl.ncclCommCuDevice(comm, &self.device));
-    // As even as NCCL's teams are: all of one size.
+    // NCCL's teams all have the same size.
     self.lsa_team_size = self.num_ranks / std::max(properties_of(self).nLsaTeams, 1);
     return std::make_shared<NcclCommunicator>(self);
 }

@@ -14,7 +14,7 @@ ncclCommProperties_t properties_of(const NcclRank& self) {
     ncclCommProperties_t properties = {};
     properties.size = sizeof(properties);
     properties.magic = NCCL_API_MAGIC;
-    // NCCL refuses structs of a version newer than its own; all of 2.30 share this one.
+    // NCCL refuses structs of a newer version than its own; all versions of 2.30 share this struct.
     properties.version = static_cast<unsigned>(std::min(NCCL_VERSION_CODE, self.nccl->version));
     self.nccl->check(self.nccl->ncclCommQueryProperties(self.comm, &properties), self.comm, "ncclCommQueryProperties");
     return properties;
@@ -35,7 +35,7 @@ PeerMap peers_of_window(const NcclRank& self, ncclWindow_t window) {
     if (self.lsa_team_size == 1) return {peers.base, 0};
     peers.stride = static_cast<uint64_t>(address_in_window(self, window, first + 1) - peers.base);
     peers.base -= static_cast<uint64_t>(first) * peers.stride;
-    // NCCL's own kernels find a peer by base and stride too, so this cannot differ unless NCCL's design does.
+    // NCCL's own kernels find a peer by base and stride, too, so this fails only if NCCL's design changes.
     const int last_rank = first + self.lsa_team_size - 1;
     require(peers.at(last_rank, 0) == address_in_window(self, window, last_rank), ncclInternalError,
             "NCCL {} maps the window of rank {} away from the regular stride of {} bytes",
@@ -84,8 +84,8 @@ void RegisteredMemory::map() {
             bytes);
     // No barrier is needed: a peer can map this memory only after this rank has zeroed and registered it.
     peers = peers_of_window(self_, window_);
-    // The window maps the memory once more. Kernels use that address for this rank's own piece too, as its peers on the
-    // same GPU do: two addresses of the same bytes in one kernel would need alias fences.
+    // The window maps the memory a second time. Kernels use this address for their own piece, too, as peers on the same
+    // GPU do: two addresses of the same bytes in one kernel would need alias fences.
     local = peers.at(self_.rank, 0);
 }
 

@@ -10,7 +10,7 @@
 
 namespace crossdock {
 
-// Who a rank is in an NCCL communicator.
+// A rank of an NCCL communicator.
 struct NcclRank {
     const NcclApi* nccl = nullptr;
     ncclComm_t comm = nullptr;
@@ -23,7 +23,7 @@ struct NcclRank {
     bool is_in_lsa_team(int peer) const { return peer / lsa_team_size == rank / lsa_team_size; }
 };
 
-// Local. What NCCL says of the communicator.
+// NCCL's properties of the communicator. Local.
 ncclCommProperties_t properties_of(const NcclRank& self);
 
 // Address on this rank's GPU of the piece of `rank`, which is in this rank's LSA team; of all ranks of the team. Local,
@@ -31,17 +31,17 @@ ncclCommProperties_t properties_of(const NcclRank& self);
 std::byte* address_in_window(const NcclRank& self, ncclWindow_t window, int rank);
 PeerMap peers_of_window(const NcclRank& self, ncclWindow_t window);
 
-// Owns allocation and window. Must go before NCCL's communicator does.
+// Owns an allocation and its window. Destroy it before NCCL's communicator.
 class RegisteredMemory final : public SymmetricMemory {
   public:
-    // Local: allocates and zeroes; when it returns the zeroes are in place.
+    // Local: allocates and zeroes, synchronously.
     RegisteredMemory(const NcclRank& self, size_t bytes, cudaStream_t stream);
     ~RegisteredMemory() override;
     RegisteredMemory(const RegisteredMemory&) = delete;
     RegisteredMemory& operator=(const RegisteredMemory&) = delete;
 
-    // Collective: registers and fills in local and peers. NCCL waits for the other ranks without a limit of its own,
-    // hence register_memory.
+    // Collective: registers and fills in local and peers. NCCL waits for the other ranks without a timeout; use
+    // register_memory().
     void map();
 
     ncclWindow_t window() const { return window_; }
@@ -52,8 +52,8 @@ class RegisteredMemory final : public SymmetricMemory {
     ncclWindow_t window_ = nullptr;
 };
 
-// Collective: maps memory until the deadline, then Error with ncclRemoteError that mentions `what`. The memory is then
-// left to a thread that frees it when NCCL comes back.
+// Collective: maps memory. At the deadline it throws ncclRemoteError that mentions `what`; another thread then frees
+// the memory when NCCL returns.
 std::unique_ptr<RegisteredMemory> register_memory(std::unique_ptr<RegisteredMemory> memory, const char* what,
                                                   Deadline deadline);
 

@@ -25,20 +25,20 @@ namespace {
 using network::Mesh;
 using network::RankInfo;
 
-constexpr int kMostLastWords = 1000;
+constexpr int kMostLastFrames = 1000;
 
 const char* variable(const char* name) {
     const char* value = std::getenv(name);
     return value == nullptr ? "" : value;
 }
 
-// What is left of a time that several steps share.
+// The time left until a deadline that several steps share.
 uint64_t left_until(uint64_t deadline_ns) {
     const uint64_t now_ns = cpu::steady_now_ns();
     return deadline_ns > now_ns ? deadline_ns - now_ns : 0;
 }
 
-// The ranks' connections, which everything of a communicator shares.
+// The network connections of a communicator, shared by its parts.
 class Wire final : public cpu::Progress {
   public:
     Wire(const network::Listener& listener, std::span<const network::RankAddress> addresses, uint32_t rank,
@@ -51,7 +51,7 @@ class Wire final : public cpu::Progress {
     Mesh& mesh() { return mesh_; }
     bool progress() override { return mesh_.progress(); }
 
-    // Device communicators share contexts: then strong signals cover more than they must. Collective.
+    // Device communicators share contexts, so strong signals may cover more puts than required. Collective.
     static constexpr uint32_t kFirstGinContext = 1;
     void add_gin_contexts(int count) {
         const std::lock_guard lock(contexts_mutex_);
@@ -66,7 +66,7 @@ class Wire final : public cpu::Progress {
     network::ProgressThread::Registration progress_thread_;  // ends before the mesh
 };
 
-// Posts as notes from each rank to all others.
+// An exchange whose posts are notes from each rank to all others.
 class NoteExchange final : public cpu::Exchange {
   public:
     explicit NoteExchange(std::shared_ptr<Wire> wire) : wire_(std::move(wire)) {}
@@ -92,7 +92,7 @@ class NoteExchange final : public cpu::Exchange {
         require(note.size() >= sizeof(label), ncclRemoteError, "rank {} sent a note of {} bytes", rank, note.size());
         std::memcpy(&label, note.data(), sizeof(label));
         label.what[sizeof(label.what) - 1] = '\0';
-        // Of another collective, the bytes may be fewer; the label tells.
+        // A post of another collective may be shorter; the label detects it.
         const size_t bytes = std::min(chunk_bytes, note.size() - sizeof(label));
         if (bytes > 0) std::memcpy(chunk, note.data() + sizeof(label), bytes);
         return cpu::PostSeen::kRead;
@@ -102,10 +102,10 @@ class NoteExchange final : public cpu::Exchange {
 
   private:
     std::shared_ptr<Wire> wire_;
-    std::vector<std::byte> own_;  // the latest
+    std::vector<std::byte> own_;  // the latest post
 };
 
-// Memory of this host's ranks, mapped, and of the others', registered.
+// Symmetric memory: mapped for ranks of this host, registered with the network for ranks on others.
 class RemotePeers final : public SymmetricMemory, public cpu::RemoteMemory {
   public:
     RemotePeers(std::unique_ptr<SymmetricMemory> host_memory, std::shared_ptr<Wire> wire, const HostLayout& layout,
@@ -147,7 +147,7 @@ class RemotePeers final : public SymmetricMemory, public cpu::RemoteMemory {
         wire_->mesh().put_copy(mesh_context(context), static_cast<uint32_t>(peer),
                                std::as_bytes(std::span(&value, 1)).first(num_bytes), {region_, target, num_bytes});
         if (signal.memory == nullptr) return;
-        // Another thread's put may come between, so a weak signal could not tell which put is its own.
+        // A put of another thread may come between, to which a weak signal would belong.
         cpu::RemoteSignal behind = signal;
         behind.is_strong = true;
         signal.memory->raise(context, peer, behind);
@@ -173,7 +173,7 @@ class RemotePeers final : public SymmetricMemory, public cpu::RemoteMemory {
 
 class HostsCommunicator final : public cpu::ProcessCommunicator {
   public:
-    // ranks_on_machine: where several hosts are played on it, of all of them.
+    // ranks_on_machine: includes ranks of other CROSSDOCK_HOSTs on this machine.
     HostsCommunicator(int rank, const HostLayout& layout, int ranks_on_machine,
                       const std::vector<cpu::ProcessIdentity>& local_processes, std::vector<std::string> host_names,
                       const std::shared_ptr<Wire>& wire)
@@ -195,8 +195,8 @@ class HostsCommunicator final : public cpu::ProcessCommunicator {
     std::string why_gone(int rank) override {
         if (rank == this->rank()) return {};
         std::string reason = why_ended(rank);
-        // What a process sent before it ended may not have been taken yet.
-        for (int i = 0; !reason.empty() && i < kMostLastWords && wire_->mesh().progress(); ++i) {
+        // Frames that a process sent before it ended may not have been received yet.
+        for (int i = 0; !reason.empty() && i < kMostLastFrames && wire_->mesh().progress(); ++i) {
         }
         if (reason.empty()) reason = wire_->mesh().why_gone(static_cast<uint32_t>(rank));
         if (!reason.empty()) reason += fmt::format(" (host {})", host_names_[static_cast<size_t>(rank)]);

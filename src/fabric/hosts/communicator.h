@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators whose ranks are processes of one or several hosts. Ranks of a host share memory, and are a load/store
-// team; others are reached through the network.
+// Communicators whose ranks are processes of one or several hosts. Ranks of a host share memory and are an LSA team;
+// others are reached through the network.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace crossdock::hosts {
 
-// Collective, bounded by cpu::join_timeout_ns(); errors as crossdockCommInitHosts says.
+// Collective, bounded by cpu::join_timeout_ns(). Throws as crossdockCommInitHosts says.
 std::shared_ptr<cpu::CpuCommunicator> join_hosts(const Launch& launch);
 
 }  // namespace crossdock::hosts

@@ -22,7 +22,7 @@ struct Launcher {
     const char* num_local_ranks;  // srun has none
 };
 
-// The innermost first: torchrun and mpirun may themselves have been started by srun.
+// Innermost first: torchrun and mpirun may have been started by srun.
 constexpr Launcher kLaunchers[] = {
     {"CROSSDOCK", "CROSSDOCK_RANK", "CROSSDOCK_NUM_RANKS", "CROSSDOCK_LOCAL_RANK", "CROSSDOCK_NUM_LOCAL_RANKS"},
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
@@ -33,7 +33,7 @@ constexpr Launcher kLaunchers[] = {
 };
 
 constexpr int kMostRanks = 4096;
-// Below the ports that the system itself gives to connections.
+// Below the kernel's ephemeral port range.
 constexpr int kLocalFirstPort = 10'000;
 constexpr uint64_t kLocalPorts = 10'000;
 constexpr int kSlurmFirstPort = 20'000;
@@ -78,7 +78,7 @@ std::string first_host(std::string_view list) {
 std::string torch_address(const Variables& variables) {
     const char* host = text_of(variables, "MASTER_ADDR");
     require(host != nullptr, ncclInvalidUsage, "MASTER_ADDR is not set, but RANK is: set it to rank 0's host");
-    // MASTER_PORT itself is taken by torch's own store.
+    // MASTER_PORT itself is used by torch's store.
     const uint64_t port = required_number(variables, "MASTER_PORT", 1, UINT16_MAX - 1, "MASTER_ADDR");
     const bool is_v6 = std::strchr(host, ':') != nullptr;
     return fmt::format("{}{}{}:{}", is_v6 ? "[" : "", host, is_v6 ? "]" : "", port + 1);
@@ -94,8 +94,8 @@ std::string slurm_address(const Variables& variables) {
     return fmt::format("{}:{}", first_host(list), kSlurmFirstPort + (job * 16 + step) % kSlurmPorts);
 }
 
-// The same for all ranks of a job on one host: from the job's name, where the launcher tells it. Otherwise the launcher
-// is taken for the ranks' parent.
+// Equal for all ranks of a job on one host: derived from the job's name if the launcher sets it, otherwise from the
+// parent process, which is assumed to be the launcher.
 uint16_t local_port(const Variables& variables) {
     uint64_t job = static_cast<uint64_t>(getppid());
     for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}) {
@@ -107,7 +107,7 @@ uint16_t local_port(const Variables& variables) {
     return static_cast<uint16_t>(kLocalFirstPort + job % kLocalPorts);
 }
 
-// Slurm's PMI-2 sets mpirun's variables too, but not those of a host's ranks.
+// Slurm's PMI-2 sets mpirun's variables, too, but not those of local ranks.
 bool is_slurm_in_disguise(const Variables& variables, const Launcher& launcher) {
     const char* rank = text_of(variables, "SLURM_PROCID");
     return std::string_view(launcher.rank) == "PMI_RANK" && text_of(variables, launcher.local_rank) == nullptr &&

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a launcher (torchrun, mpirun, srun) tells its processes about themselves, in their environments.
+// Reads the environment variables that a launcher (torchrun, mpirun, srun) sets for its processes.
 #pragma once
 
 #include <functional>
@@ -12,14 +12,14 @@ struct Launch {
     int rank = 0;
     int num_ranks = 1;
     std::string address;             // of rank 0, "host:port"
-    std::optional<int> local_ranks;  // of this host, where it is known
-    std::string launcher;            // whose variables these are, for messages
+    std::optional<int> local_ranks;  // number of ranks on this host, if known
+    std::string launcher;            // its name, for messages
 };
 
-// Null: not set.
+// Returns null if the variable is not set.
 using Variables = std::function<const char*(const char* name)>;
 
-// Error with ncclInvalidUsage that names the variable and its value where one is missing or contradicts another.
+// Throws ncclInvalidUsage that names the variable and its value if one is missing or contradicts another.
 Launch read_launch(const Variables& variables);
 
 }  // namespace crossdock::hosts

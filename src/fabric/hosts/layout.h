@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks run on which host.
+// Maps ranks to hosts.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace crossdock::hosts {
 
-// Ranks [0, n), [n, 2n), ... share a host each.
+// Ranks [0, n), [n, 2n), ... share a host.
 struct HostLayout {
     int num_ranks = 1;
     int ranks_per_host = 1;
@@ -18,8 +18,8 @@ struct HostLayout {
     size_t first_local_index() const { return static_cast<size_t>(first_local); }
 };
 
-// hosts: a number for each rank, the same for ranks of one host. Error with ncclInvalidUsage where ranks of a host are
-// not in a row, or hosts have different numbers of ranks.
+// hosts: a number per rank, equal for ranks of one host. Throws ncclInvalidUsage if ranks of a host are not
+// consecutive, or hosts have different numbers of ranks.
 HostLayout lay_out(std::span<const uint64_t> hosts, std::span<const std::string> names, int rank);
 
 }  // namespace crossdock::hosts
