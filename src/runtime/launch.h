@@ -2,9 +2,9 @@
 // Launches kernels: on a GPU's stream, or on the calling thread.
 //
 // A kernel is a type with its arguments (Args) and its name in messages (kName), listed in its mode's launch.h. Its
-// code is in the mode's kernels.cpp for CPUs and kernels.cu for GPUs. A kernel that reaches other ranks has `reach`, a
-// function that returns the Reach in its arguments: it is compiled twice, for LSA peers alone and for LSA and GIN
-// peers, and its launch chooses.
+// code is in the mode's kernels.cpp for CPUs and kernels.cu for GPUs. A kernel that accesses other ranks has `reach`, a
+// function that returns the Reach in its arguments: it is compiled twice, for LSA peers only and for LSA and GIN peers,
+// and launch() chooses.
 #pragma once
 
 #include "device/platform.h"
@@ -12,8 +12,8 @@
 
 namespace crossdock {
 
-// One kernel, compiled for one kind of processor and peers. kernels.cpp and kernels.cu instantiate these; in builds
-// without CUDA core/without_gpus.cpp takes the place of the latter.
+// A kernel compiled for one kind of processor and peers. kernels.cpp and kernels.cu instantiate these; in builds
+// without CUDA core/without_gpus.cpp replaces the latter.
 template <typename Kernel, Peers kReached>
 struct OnCpu {
     static void launch(cpu::Executor& executor, const typename Kernel::Args& args, const LaunchShape& shape);
@@ -23,14 +23,14 @@ struct OnGpu {
     static void launch(const typename Kernel::Args& args, const LaunchShape& shape, cudaStream_t stream);
 };
 
-// executor: null: the current device.
+// executor: null for the current CUDA device.
 template <typename Kernel, Peers kReached = Peers::kLsa>
 void launch(cpu::Executor* executor, const typename Kernel::Args& args, const LaunchShape& shape, cudaStream_t stream) {
     if (executor != nullptr) return OnCpu<Kernel, kReached>::launch(*executor, args, shape);
     OnGpu<Kernel, kReached>::launch(args, shape, stream);
 }
 
-// Error where the launch fails.
+// Throws if the launch fails.
 template <typename Kernel>
 void launch(Runtime& runtime, const typename Kernel::Args& args, const LaunchShape& shape, cudaStream_t stream) {
     cpu::Executor* const executor = runtime.cpu_executor();
@@ -41,7 +41,7 @@ void launch(Runtime& runtime, const typename Kernel::Args& args, const LaunchSha
     launch<Kernel, Peers::kLsa>(executor, args, shape, stream);
 }
 
-// One block; of one warp on CPUs.
+// One block, with gpu_warps warps on GPUs and one on CPUs.
 inline LaunchShape one_block(Runtime& runtime, int gpu_warps, size_t shared_bytes) {
     return {1, runtime.cpu_executor() == nullptr ? gpu_warps : 1, shared_bytes};
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a rank's kernels run and its local memory lives: a GPU's stream, or the CPU executor.
+// Runs a rank's kernels and owns its local memory: on a GPU's streams, or with the CPU executor.
 #pragma once
 
 #include <cstddef>
@@ -21,44 +21,44 @@ struct LaunchShape {
     int num_blocks = 1;
     int warps_per_block = 1;
     size_t shared_bytes = 0;
-    bool overlaps_previous = false;  // GPUs: may take its place on the device before the kernel before it has ended
-    bool streams_rows = false;       // CPUs: asynchronous copies write past the caches
-    int unused_blocks = 0;           // GPUs: come before the others and end at once
-    bool is_users = false;           // CPUs: the kernel of a user's program, whose races gin/race_detector.h finds
+    bool overlaps_previous = false;  // GPUs: may start before the previous kernel has ended
+    bool streams_rows = false;       // CPUs: asynchronous copies bypass the caches
+    int unused_blocks = 0;           // GPUs: leading blocks that return at once
+    bool is_users = false;           // CPUs: a user's kernel, checked by gin/race_detector.h
 };
 
-// Keeps a group's operations in the order of their issue when the caller changes streams between them: kernels of one
-// group never run at once, so two ranks can not start two of them in different orders and wait for each other forever.
-// Around a launch, in this order and with the rank's device current: before_operation, the launch, after_operation.
-// True: the stream is capturing, so the operation becomes part of a graph.
+// Keeps a group's operations in issue order when the caller changes streams between them. Kernels of one group never
+// run concurrently, so two ranks cannot start two of them in different orders and deadlock. Call before_operation, the
+// launch and after_operation in this order, with the rank's device current. before_operation returns true if the stream
+// is capturing, so that the operation becomes part of a graph.
 class StreamOrder {
   public:
     virtual ~StreamOrder() = default;
     virtual bool before_operation(cudaStream_t stream) = 0;
     virtual void after_operation(cudaStream_t stream) = 0;
-    virtual bool is_idle() noexcept = 0;  // everything issued so far is known to have finished
-    virtual void synchronize() = 0;       // waits until it has
+    virtual bool is_idle() noexcept = 0;  // true if all issued operations have finished
+    virtual void synchronize() = 0;       // waits until they have
 };
 
-extern const bool kIsBuiltForGpus;  // whether this library has the code for them
+extern const bool kIsBuiltForGpus;  // whether this build has GPU code
 
 class Runtime {
   public:
     virtual ~Runtime() = default;
 
-    // Null where operations finish before their call returns.
+    // Null if operations finish before their call returns.
     virtual std::unique_ptr<StreamOrder> make_stream_order() { return nullptr; }
 
-    // Makes the rank's device current for the calling thread and restores the previous one with the value that enter
-    // returned.
+    // enter_device makes the rank's device current on the calling thread and returns the previous one, which
+    // leave_device restores.
     virtual int enter_device() { return 0; }
     virtual void leave_device(int) noexcept {}
 
-    // Code of the caller's that may allocate and free: it belongs into no graph, and breaks none that some thread
-    // captures meanwhile.
+    // Wraps calls of the user's allocation hooks, so that they are not captured and do not invalidate another thread's
+    // capture.
     virtual void beside_captures(const std::function<void()>& code) { code(); }
 
-    // Local device memory, zeroed. Error with ncclSystemError/ncclUnhandledCudaError when there is none left.
+    // Local device memory, zeroed. Throws ncclSystemError or ncclUnhandledCudaError if there is not enough.
     virtual void* allocate(size_t bytes) = 0;
     virtual void free(void* memory) noexcept = 0;
 
@@ -74,7 +74,7 @@ class Runtime {
     virtual void synchronize_device() noexcept = 0;
     virtual bool is_capturing(cudaStream_t stream) = 0;
 
-    // Blocks that can wait for each other: all are resident at once. The number of them, for a block of that shape.
+    // Number of blocks that can be resident at once, and so may wait for each other.
     virtual int num_sms() const = 0;
     virtual size_t max_shared_bytes() const = 0;  // of one block
     virtual int compute_capability() const = 0;   // 10 * major + minor; 0: a CPU

@@ -10,12 +10,12 @@
 namespace crossdock::cpu {
 namespace {
 
-constexpr size_t kAlignment = 256;  // what GPU allocations have at least
+constexpr size_t kAlignment = 256;  // as GPU allocations have
 
 }  // namespace
 
 void* CpuRuntime::allocate(size_t bytes) {
-    // More than that would come from the system, and end the process when it is zeroed.
+    // The kernel would grant more than that, and kill the process when it is zeroed.
     require(bytes <= machine_memory(), ncclSystemError,
             "no memory for {} bytes: the machine has {} bytes for this process", bytes, machine_memory());
     const size_t rounded_bytes = bytes == 0 ? kAlignment : (bytes + kAlignment - 1) / kAlignment * kAlignment;

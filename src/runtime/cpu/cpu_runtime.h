@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The runtime of CPU ranks: device memory is ordinary memory, everything has happened when a call returns, streams are
-// ignored.
+// The runtime of CPU ranks: device memory is ordinary memory, all calls are synchronous, streams are ignored.
 #pragma once
 
 #include "runtime/cpu/executor.h"
@@ -9,7 +8,7 @@ namespace crossdock::cpu {
 
 class CpuRuntime : public Runtime {
   public:
-    // The executor outlives the runtime.
+    // The executor must outlive the runtime.
     explicit CpuRuntime(Executor& executor) : executor_(&executor) {}
 
     void* allocate(size_t bytes) override;

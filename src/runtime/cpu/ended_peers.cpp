@@ -11,7 +11,7 @@ namespace crossdock::cpu {
 namespace {
 
 constexpr uint64_t kLeastIntervalNs = 5'000'000;
-constexpr uint64_t kNsPerRank = 100'000;  // to ask about one takes a system call, or a lock
+constexpr uint64_t kNsPerRank = 100'000;  // end_of() takes a system call or a lock
 
 }  // namespace
 

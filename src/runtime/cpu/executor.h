@@ -16,16 +16,15 @@ class Executor {
     virtual ~Executor() = default;
 
     // Runs kernel once per warp of the shape and returns when all have returned. With the threads and processes
-    // backends the calling thread switches between this launch's fibers; in the simulation the caller is itself a fiber
-    // and all ranks' fibers take part. An exception of a kernel is rethrown here.
+    // backends the calling thread switches between this launch's fibers; in the simulation the caller is itself a
+    // fiber, and fibers of all ranks run. Rethrows a kernel's exception.
     virtual void run(const LaunchShape& shape, const std::function<void(Warp&)>& kernel) = 0;
 
-    // Host-side wait of a rank's program: polls ready until it is true (returns true) or the clock passes deadline_ns
-    // (false).
+    // Host-side wait of a rank's program: polls ready(). Returns true once it is true, false after deadline_ns.
     virtual bool wait(const std::function<bool()>& ready, uint64_t deadline_ns) = 0;
     virtual uint64_t now_ns() = 0;
 
-    // The simulation's; null elsewhere.
+    // Null outside of the simulation.
     virtual Scheduler* scheduler() { return nullptr; }
 };
 

@@ -46,7 +46,7 @@ void Fiber::start(void (*body)(void*), void* argument) {
 
 void Fiber::resume() {
     assert(!finished_);
-    // The C++ runtime counts exceptions under way per thread. Fibers interleave, so each carries its own record.
+    // The C++ runtime tracks active exceptions per thread. Fibers interleave, so each has its own record.
     void* globals = abi::__cxa_get_globals();
     ExceptionState caller_state;
     std::memcpy(&caller_state, globals, sizeof(ExceptionState));
@@ -72,7 +72,7 @@ void Fiber::suspend() {
 
 void Fiber::arrive() { sanitizer::finish_switch(fake_stack_, &caller_stack_, &caller_stack_bytes_); }
 
-// One context serves body after body: a restart costs no more than a resume.
+// One context runs all bodies, so a restart costs no more than a resume.
 void Fiber::loop() {
     for (;;) {
         try {

@@ -11,34 +11,33 @@
 namespace crossdock::cpu {
 
 inline constexpr size_t kWarpStackBytes = 256 << 10;
-inline constexpr size_t kProgramStackBytes = 1 << 20;  // a rank's whole program, with whatever it calls
+inline constexpr size_t kProgramStackBytes = 1 << 20;  // for a rank's whole program
 
 class Fiber {
   public:
-    // Takes a stack with a guard page below it from the thread's pool; Error with ncclSystemError when there is no
-    // memory for one.
+    // Takes a stack with a guard page below it from the thread's pool. Throws ncclSystemError if there is no memory.
     explicit Fiber(size_t stack_bytes);
-    // The body must have returned, or never have started: what lives on the stack is not unwound.
+    // The body must have returned, or never have started: its stack is not unwound.
     ~Fiber();
     Fiber(const Fiber&) = delete;
     Fiber& operator=(const Fiber&) = delete;
 
-    // Makes body(argument) what the next resume() enters. Only for a fiber that is not running; allocates nothing.
+    // The next resume() enters body(argument). The fiber must not be running. Does not allocate.
     void start(void (*body)(void*), void* argument);
 
-    // Runs the body until it suspends or returns. Any thread state of C++ exceptions is kept per fiber, so a body may
-    // suspend inside a catch block or a destructor.
+    // Runs the body until it suspends or returns. The state of C++ exceptions is kept per fiber, so a body may suspend
+    // inside a catch block or a destructor.
     void resume();
 
-    // Called by the body: back to its resumer.
+    // Called by the body: returns to its resumer.
     void suspend();
 
     bool is_finished() const { return finished_; }
 
-    // What the body threw, if it did; null after that.
+    // Returns the exception that the body threw, once; null: none.
     std::exception_ptr take_exception();
 
-    // The thread as which ThreadSanitizer sees a kernel that is the body.
+    // The thread of a kernel that runs as the body, for ThreadSanitizer.
     VirtualThread& kernel() { return kernel_; }
 
   private:
@@ -52,15 +51,15 @@ class Fiber {
 
     std::byte* stack_ = nullptr;
     size_t stack_bytes_;
-    void* context_ = nullptr;         // where the fiber goes on
-    void* caller_context_ = nullptr;  // where the resumer goes on
+    void* context_ = nullptr;         // where the fiber continues
+    void* caller_context_ = nullptr;  // where the resumer continues
     void (*body_)(void*) = nullptr;
     void* argument_ = nullptr;
     bool finished_ = true;
     std::exception_ptr exception_;
     ExceptionState exception_state_;
 
-    // For the sanitizers, which must be told of every change of stack; unused otherwise.
+    // For the sanitizers, which must know every change of stack; unused otherwise.
     void* fake_stack_ = nullptr;
     const void* caller_stack_ = nullptr;
     size_t caller_stack_bytes_ = 0;

@@ -14,7 +14,7 @@ namespace crossdock::cpu {
 namespace {
 
 constexpr size_t kGuardBytes = 4096;
-constexpr size_t kMaxPooled = 512;  // a thread's; more than that is given back to the system
+constexpr size_t kMaxPooled = 512;  // per thread; others are unmapped
 
 struct PooledStack {
     std::byte* stack;
@@ -23,7 +23,7 @@ struct PooledStack {
 
 void unmap(std::byte* stack, size_t stack_bytes) noexcept { munmap(stack - kGuardBytes, stack_bytes + kGuardBytes); }
 
-// Fibers that live in other thread-local objects may be destroyed after the pool; they must not touch it then.
+// Fibers in other thread-local objects may be destroyed after the pool, and must not use it then.
 thread_local bool t_pool_is_gone = false;
 
 struct Pool {
@@ -66,7 +66,7 @@ std::byte* acquire_stack(size_t stack_bytes) {
 }
 
 void release_stack(std::byte* stack, size_t stack_bytes) noexcept {
-    // Frames that never return leave their red zones behind, for the next user of these addresses.
+    // Frames that never returned leave AddressSanitizer's red zones behind.
     sanitizer::unpoison(stack, stack_bytes);
     if (!t_pool_is_gone && pool().stacks.size() < kMaxPooled) {
         pool().stacks.push_back({stack, stack_bytes});

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a thread does while everything that it runs only waits: it spins for the lowest latency, then gives its core to
-// others, and sleeps once the wait is long by any measure.
+// Idle strategy of a thread: spins for the lowest latency, then yields its core, and sleeps in long waits.
 #pragma once
 
 #include <sched.h>
@@ -20,7 +19,7 @@ class IdleBackoff {
 
     void reset() { num_idle_ = 0; }
 
-    // One more fruitless round. Never sleeps close to deadline_ns, so that a timeout of a millisecond is one.
+    // One more idle round. Does not sleep close to deadline_ns, so that a timeout of 1 ms is precise.
     void idle(uint64_t deadline_ns) {
         if (num_idle_ < num_spins_) {
             ++num_idle_;
@@ -33,8 +32,8 @@ class IdleBackoff {
         }
     }
 
-    // Spinning only pays where every thread has a core of its own. A rank may be bound to fewer cores than its part of
-    // the machine's.
+    // Spinning helps only if every thread has its own core. A rank may be bound to fewer cores than its share of the
+    // machine.
     static int spins_for(int num_ranks, int threads_per_rank = 1) {
         cpu_set_t own;
         const bool is_bound = sched_getaffinity(0, sizeof(own), &own) == 0 && CPU_COUNT(&own) < threads_per_rank;
@@ -51,9 +50,9 @@ class IdleBackoff {
     }
 
   private:
-    static constexpr int kNumYields = 2000;  // about a millisecond, if nobody else wants the core
+    static constexpr int kNumYields = 2000;  // about 1 ms if no other thread wants the core
     static constexpr uint64_t kSleepNs = 50'000;
-    static constexpr uint64_t kSleepErrorNs = 100'000;  // the kernel's timer slack, and then some
+    static constexpr uint64_t kSleepErrorNs = 100'000;  // more than the kernel's timer slack
 
     static void sleep_before(uint64_t deadline_ns) {
         if (deadline_ns < saturating_add(steady_now_ns(), kSleepNs + kSleepErrorNs)) {

@@ -25,7 +25,7 @@ struct Launch {
     EndedPeers* peers;                           // may be null
     uint64_t earliest_deadline_ns = UINT64_MAX;  // of the current round's pauses
     bool progressed = false;                     // a task did more than poll in the current round
-    bool broken = false;                         // a warp threw, or a barrier can never be complete: the others unwind
+    bool broken = false;                         // a warp threw, or a barrier cannot complete: the others unwind
 };
 
 struct Barrier {
@@ -91,7 +91,7 @@ class LocalWarp final : public Warp {
     void wait_copies(int) override {
         if (launch->streams_rows) finish_stream_copies();
     }
-    // Copies have read their sources when they are issued; a later read of a target by this warp sees them.
+    // Copies are synchronous: they have read their sources, and this warp's later reads of a target see them.
     void wait_copies_to(const void*, size_t) override {}
     void wait_sources_read() override {}
     bool is_lazy() const override { return false; }
@@ -153,7 +153,7 @@ class LocalWarp final : public Warp {
     uint32_t told_of_ended_ = 0;
 };
 
-// What a thread's launches reuse.
+// Memory that a thread's launches reuse.
 struct LaunchMemory {
     std::vector<std::unique_ptr<Fiber>> fibers;
     std::vector<LocalWarp> warps;
@@ -189,14 +189,14 @@ struct LaunchMemory {
     }
 };
 
-// Destructors of other thread-local objects, and of static ones, may launch when the thread's memory is gone.
+// Destructors of other thread-local and static objects may launch after this memory is destroyed.
 thread_local bool t_memory_is_gone = false;
 
 struct LaunchMemoryOfThread : LaunchMemory {
     ~LaunchMemoryOfThread() { t_memory_is_gone = true; }
 };
 
-// Resumes every fiber that can go on, in turn, until all have finished.
+// Resumes every runnable fiber in turn until all have finished.
 std::exception_ptr run_fibers(Launch& launch, std::vector<LocalWarp>& warps) {
     std::exception_ptr cause;
     for (size_t num_running = warps.size(); num_running > 0;) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The executor of the threads and processes backends: a launch's warps are fibers of the calling thread, resumed in
-// turn, in real time.
+// The executor of the threads and processes backends: a launch's warps are fibers of the calling thread, resumed round
+// robin in real time.
 #pragma once
 
 #include <memory>
@@ -11,15 +11,13 @@
 
 namespace crossdock::cpu {
 
-// Any number of threads may run launches at once. A kernel launches no kernels. After a thread's first launches of a
-// shape further ones allocate nothing.
+// Thread safe. A kernel launches no kernels. A thread's repeated launches of a shape do not allocate.
 class LocalExecutor final : public Executor {
   public:
-    // num_ranks: how many ranks of this host share its cores.
-    // progress: what is driven forward meanwhile; may be null.
+    // num_ranks: number of ranks that share this host's cores. progress: called while warps wait; may be null.
     explicit LocalExecutor(int num_ranks, std::shared_ptr<Progress> progress = nullptr);
 
-    // Before the first launch: waits end for a rank of which end_of() says that it has ended.
+    // Call before the first launch. Waits for a rank end once end_of() reports its end.
     void watch_peers(int num_ranks, std::function<PeerEnd(int rank)> end_of);
 
     void run(const LaunchShape& shape, const std::function<void(Warp&)>& kernel) override;

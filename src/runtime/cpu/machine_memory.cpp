@@ -12,14 +12,14 @@
 namespace crossdock::cpu {
 namespace {
 
-// "max", a missing file and anything else that is no number are no limit.
+// UINT64_MAX if the file is missing or has no number, such as "max".
 uint64_t limit_in(const std::string& path) {
     std::ifstream file(path);
     uint64_t bytes = 0;
     return file >> bytes ? bytes : UINT64_MAX;
 }
 
-// The least of a group's and of those that it lies in.
+// The smallest limit of a group and its parents.
 uint64_t least_limit(const std::string& root, std::string group, const char* file) {
     uint64_t least = limit_in(root + "/" + file);
     while (!group.empty() && group != "/") {
@@ -32,7 +32,7 @@ uint64_t least_limit(const std::string& root, std::string group, const char* fil
 }  // namespace
 
 uint64_t control_group_limit(const std::string& root, const std::string& own) {
-    // Lines are "number:controllers:/group"; version 2 has none between the colons.
+    // Lines are "number:controllers:/group"; version 2 has no controllers.
     uint64_t least = UINT64_MAX;
     std::istringstream lines(own);
     for (std::string line; std::getline(lines, line);) {

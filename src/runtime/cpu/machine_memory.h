@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much memory there is at all: more than that need not be asked for.
+// The total memory, for checks of allocations that cannot succeed.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace crossdock::cpu {
 
-// Bytes that this machine has, or that this process's control group (a container's, a job's) may take where that is
+// Bytes of this machine's memory, or the limit of this process's control group (a container's or job's) if that is
 // less. Read once.
 uint64_t machine_memory();
 

@@ -3,7 +3,7 @@
 
 namespace crossdock::cpu {
 
-// What a thread drives forward while its kernels run or it waits: a network.
+// Called by a thread while its kernels or host calls wait: progresses a network.
 class Progress {
   public:
     virtual ~Progress() = default;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small seeded generator (splitmix64). Unlike the standard library's distributions it gives the same numbers
-// everywhere.
+// A small seeded generator (splitmix64). Unlike the standard library's distributions it is the same on all platforms.
 #pragma once
 
 #include <cstdint>

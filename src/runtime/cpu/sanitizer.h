@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the address and thread sanitizers must be told about memory and stacks; nothing in ordinary builds.
+// Annotations of memory and stacks for the address and thread sanitizers; empty in ordinary builds.
 #pragma once
 
 #include <cstddef>

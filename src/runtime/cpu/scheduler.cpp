@@ -14,11 +14,11 @@ namespace {
 
 constexpr uint64_t kStepNs = 10;  // simulated time of one step
 
-// Rounds of failed polls by every task before time jumps to a deadline. One would do if every store were announced;
-// a few more cover chains of tasks that go on by plain stores within a rank.
+// Rounds of failed polls by every task before time jumps to a deadline. One would suffice if every store called
+// note_progress(); more cover chains of tasks that proceed by plain stores within a rank.
 constexpr int kIdleRounds = 16;
 
-// Now and then one rank falls behind the others for a while; uniform picks alone would keep all ranks in step.
+// From time to time one rank is stalled, since uniform picks alone would keep all ranks in step.
 constexpr uint64_t kStallOneIn = 128;
 constexpr uint64_t kMaxStallSteps = 512;
 constexpr int kMaxRedraws = 3;
@@ -114,7 +114,7 @@ void Scheduler::step(Task& task) {
     }
 }
 
-// Nobody can go on at this moment of simulated time.
+// No task can run at this simulated time.
 void Scheduler::all_are_idle() {
     const uint64_t next_ns =
         std::min(copies_.empty() ? UINT64_MAX : copies_.front().lands_at_ns, network_.next_arrival_ns());
@@ -128,7 +128,7 @@ void Scheduler::all_are_idle() {
     }
     uint64_t earliest_ns = UINT64_MAX;
     for (const Task* task : polled_) {
-        // The steps of others may have passed a deadline that its task has not seen yet.
+        // Steps of other tasks may have passed a deadline that this task has not seen yet.
         if (task->deadline_ns > task->polled_at_ns) earliest_ns = std::min(earliest_ns, task->deadline_ns);
     }
     if (earliest_ns == UINT64_MAX || !deadlock_.empty()) {
@@ -269,7 +269,7 @@ void Scheduler::note_progress() {
     polled_.clear();
 }
 
-// What the rank had under way may or may not have left it.
+// Copies in flight from the killed rank may or may not be lost.
 void Scheduler::kill() {
     killed_ = true;
     network_.kill(config_.killed_rank);

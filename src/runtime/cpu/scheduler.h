@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The heart of the simulation: tasks (fibers) of all ranks on one thread, a seed that picks who runs next, a
-// simulated clock, and asynchronous copies that land late and out of order. One seed is one run: nothing depends on
-// addresses, hashes or real time.
+// The scheduler of the simulation: tasks (fibers) of all ranks on one thread, a seed that picks which runs next, a
+// simulated clock, and asynchronous copies that land late and out of order. A seed determines the run: nothing depends
+// on addresses, hashes or real time.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ namespace crossdock::cpu {
 struct SimulationConfig {
     uint64_t seed = 0;
     uint64_t max_copy_delay_ns = 20'000;
-    int killed_rank = -1;         // -1: none
-    uint64_t killed_at_step = 0;  // from this step on it is dead
+    int killed_rank = -1;  // -1: none
+    uint64_t killed_at_step = 0;
     Fault fault = Fault::kNone;
     NetworkConfig network;
 };
@@ -43,16 +43,16 @@ struct Task {
     std::vector<uint64_t> pending_copies;  // numbers of those that have not landed, ascending
     bool awaits_copies = false;
     bool blocked = false;
-    bool unwinds_on_deadlock = true;  // false while it awaits what is certain to come, such as its launch's end
+    bool unwinds_on_deadlock = true;  // false during waits that are certain to end, such as for its launch
 };
 
 class Scheduler {
   public:
     Scheduler(int num_ranks, const SimulationConfig& config);
 
-    // Stacks for that many more tasks, so that spawning them cannot fail half-way.
+    // Allocates stacks for num_tasks more tasks, so that spawning them cannot fail half-way.
     void reserve(size_t num_tasks, size_t stack_bytes);
-    // A reserved task will run body(argument); it lives until release().
+    // Lets a reserved task run body(argument); it lives until release().
     Task& spawn(int rank, size_t stack_bytes, void (*body)(void*), void* argument);
     void release(Task& task) { free_tasks_.push_back(&task); }
 
@@ -62,27 +62,27 @@ class Scheduler {
     // The rest is called by the running task.
     Task& current();
 
-    // Lets others run; the caller has done something that others may see.
+    // Lets other tasks run. Counts as progress of the caller.
     void yield();
-    // After a failed poll. May return with the clock at deadline_ns when no task can make progress before. Throws once
-    // all tasks wait for what will never happen, and in every later wait.
+    // Call after a failed poll. May return with the clock at deadline_ns if no task can make progress before. Throws on
+    // a deadlock, and in every later wait.
     void poll(uint64_t deadline_ns);
-    // Until wake(). Throws like poll if the task unwinds on deadlock.
+    // Waits until wake(). Throws like poll() if the task unwinds on deadlock.
     void block();
     void wake(Task& task);
-    // What the caller did may let others go on: all of them poll again before time jumps.
+    // Call after an effect that others may wait for: all tasks poll again before time jumps.
     void note_progress();
 
-    // is_lost_if_killed: a copy that leaves the rank; one into its own shared memory arrives in any case, or a dead
-    // rank's kernel, which runs on, would compute with what was there before.
+    // is_lost_if_killed: true for copies to other ranks, false for copies into the rank's own shared memory: a dead
+    // rank's kernel still runs, and would compute with stale contents.
     void copy_async(void* target, const void* source, size_t bytes, bool is_lost_if_killed);
     void wait_copies(int max_pending);
-    // The caller's copies into [target, target + bytes) have landed.
+    // Waits until the caller's copies into [target, target + bytes) have landed.
     void wait_copies_to(const void* target, size_t bytes);
-    // The caller's copies take what their sources hold now; when they land stays as it is.
+    // Reads the sources of the caller's copies now. Does not change when they land.
     void read_sources();
 
-    // Between LSA teams. What a killed rank sends is lost.
+    // Between LSA teams. Messages of a killed rank are lost.
     void put(int peer, void* target, const void* source, size_t bytes);
     void put_value(int peer, uint64_t* target, uint64_t value);
     void signal(int peer, uint64_t* word, uint64_t increase);
@@ -92,18 +92,18 @@ class Scheduler {
 
     uint64_t now_ns() const { return now_ns_; }
     uint64_t num_steps() const { return num_steps_; }
-    uint64_t trace_hash() const { return trace_hash_; }  // of who ran when
+    uint64_t trace_hash() const { return trace_hash_; }  // of the schedule
     const SimulationConfig& config() const { return config_; }
     Random& random() { return random_; }
     bool is_killed(int rank) const { return killed_ && rank == config_.killed_rank; }
 
-    // Nobody was killed or cut off, and no wait has run into its deadline: the protocol must have been followed to the
-    // letter.
+    // True if no rank was killed or cut off and no wait timed out, so that the protocol must have been followed
+    // exactly.
     bool is_undisturbed() const { return !killed_ && !cut_ && !wait_expired_; }
     // Empty unless a deadlock was found.
     const std::string& deadlock() const { return deadlock_; }
 
-    // What a checker of one of the users has found, as the run's result. Replaces what was reported before.
+    // Reports a checker's finding as the run's result. Replaces an earlier one.
     void report(std::string finding) { finding_ = std::move(finding); }
     const std::string& finding() const { return finding_; }
 
@@ -117,7 +117,7 @@ class Scheduler {
         const void* source;
         size_t bytes;
         bool is_lost_if_killed;
-        std::vector<std::byte> read;               // what was read ahead of time; then `source` points here
+        std::vector<std::byte> read;               // bytes read early; then `source` points here
         bool operator<(const Copy& other) const {  // std::push_heap keeps the largest in front: the next to land
             return lands_at_ns != other.lands_at_ns ? lands_at_ns > other.lands_at_ns : order > other.order;
         }

@@ -11,14 +11,15 @@
 namespace crossdock::cpu {
 namespace {
 
-constexpr size_t kSmallBytes = 64;  // of a message besides its data
+constexpr size_t kSmallBytes = 64;  // per message, besides its data
 
 bool lies_in(const void* pointer, const void* memory, size_t bytes) {
     const auto* first = static_cast<const std::byte*>(memory);
     return pointer != nullptr && pointer >= first && pointer < first + bytes;
 }
 
-// Short messages may overtake what changes their source or polls their target: both go word by word, as in put_local.
+// A short message's source may be written and its target polled meanwhile, so it is copied word by word, as in
+// put_local.
 void read(VirtualThread& sender, std::byte* target, const std::byte* source, size_t bytes) {
     if (!goes_by_words(target, source, bytes)) {
         sender.read(source, bytes);
@@ -54,7 +55,7 @@ SimulatedNetwork::SimulatedNetwork(int num_ranks, const NetworkConfig& config, u
     link_free_ns_.resize(static_cast<size_t>(num_ranks));
 }
 
-// When the message has left its rank's link.
+// Returns when the message leaves its rank's link.
 uint64_t SimulatedNetwork::leave(int rank, size_t bytes, uint64_t now_ns) {
     uint64_t& free_ns = link_free_ns_[static_cast<size_t>(rank)];
     free_ns = std::max(free_ns, now_ns) + (bytes + kSmallBytes) * config_.ns_per_kib / 1024;
@@ -167,7 +168,7 @@ void SimulatedNetwork::kill(int rank) {
     }
     if (orders.empty()) return;
     std::sort(orders.begin(), orders.end());
-    // From one of them on, so that no signal comes without the puts before it.
+    // Loses all messages from one of them on, so that no signal arrives without earlier puts.
     const uint64_t first_lost = orders[random_.below(orders.size())];
     lose([&](const Message& message) { return message.rank == rank && message.order >= first_lost; });
 }

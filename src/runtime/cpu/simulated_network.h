@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The simulation's network between LSA teams: puts and signals of all ranks on their way. Every
-// message takes its own time, so puts overtake each other, and so do signals; only a strong signal stays behind the
-// earlier puts of its rank to that peer. A rank's messages share its link.
+// The simulation's network between LSA teams: pending puts and signals of all ranks. Each message has its own delay, so
+// puts overtake each other, and so do signals; only a strong signal stays behind the earlier puts of its rank to that
+// peer. A rank's messages share its link.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ struct NetworkConfig {
     uint64_t max_delay_ns = 30'000;
     uint64_t ns_per_kib = 20;  // of a rank's link: some 50 GB/s
     int cut_rank = -1;         // -1: none
-    uint64_t cut_at_step = 0;  // from this step on the network does not reach it, nor it the network
+    uint64_t cut_at_step = 0;  // from this step on it is disconnected
 };
 
 class SimulatedNetwork {
@@ -27,24 +27,24 @@ class SimulatedNetwork {
     void put(int rank, int peer, void* target, const void* source, size_t bytes, uint64_t now_ns);
     void put_value(int rank, int peer, uint64_t* target, uint64_t value, uint64_t now_ns);
     void signal(int rank, int peer, uint64_t* word, uint64_t increase, uint64_t now_ns);
-    // The rank's puts take what their sources hold now; when they arrive stays as it is.
+    // Reads the sources of the rank's puts now. Does not change when they arrive.
     void read_sources(int rank);
 
-    // What carries the rank's messages to the peer.
+    // The link that carries the rank's messages to the peer.
     VirtualThread& link(int rank, int peer);
-    // What all links of the rank have done comes before what the caller does.
+    // Orders everything that the rank's links have done before the caller's next accesses.
     void acquire(int rank);
 
     // When the next message arrives; UINT64_MAX: none is under way.
     uint64_t next_arrival_ns() const { return messages_.empty() ? UINT64_MAX : messages_.front().arrives_at_ns; }
-    // False: none has arrived by then.
+    // Delivers messages. Returns false if none has arrived by then.
     bool advance_to(uint64_t now_ns);
 
-    // The rank dies: of its latest messages some never leave it.
+    // The rank dies: some of its latest messages are lost.
     void kill(int rank);
-    // The rank's cable is cut: what is under way from it or to it is lost, and so is all that follows.
+    // The rank's cable is cut: pending and later messages from and to it are lost.
     void cut(int rank);
-    // Memory that goes: nothing is read from it or written to it any more.
+    // The memory is freed: it is not accessed any more.
     void forget(const void* memory, size_t bytes);
 
   private:
@@ -56,10 +56,10 @@ class SimulatedNetwork {
         int rank;
         int peer;
         std::byte* target;
-        const std::byte* source;  // null: what `bytes` holds
+        const std::byte* source;  // null: use `bytes`
         size_t num_bytes;
         uint64_t increase;
-        std::vector<std::byte> bytes;                 // read ahead of time
+        std::vector<std::byte> bytes;                 // read early
         bool operator<(const Message& other) const {  // std::push_heap keeps the largest in front: the next to arrive
             return arrives_at_ns != other.arrives_at_ns ? arrives_at_ns > other.arrives_at_ns : order > other.order;
         }

@@ -9,7 +9,7 @@
 namespace crossdock::cpu {
 namespace {
 
-constexpr uint64_t kSwitchOneIn = 4;        // of the places where a warp may be interrupted
+constexpr uint64_t kSwitchOneIn = 4;        // a warp is interrupted at one scheduling point in 4
 constexpr unsigned char kStaleByte = 0xcd;  // a GPU's shared memory is not zeroed either
 
 struct SimulatedLaunch {
@@ -28,7 +28,7 @@ struct SimulatedBlock {
     std::vector<Task*> at_barrier[Warp::kNumBarriers];
 };
 
-// What a kernel calls here is the simulation's work: it is done outside of the kernel's context.
+// Calls of a kernel into the simulation run outside of the kernel's context.
 class SimulatedWarp final : public Warp, private ProtocolChecker {
   public:
     SimulatedWarp(SimulatedLaunch& launch, SimulatedBlock& block) : launch_(&launch), block_(&block) {
@@ -168,7 +168,7 @@ class SimulatedWarp final : public Warp, private ProtocolChecker {
         } catch (...) {
             if (launch_->exception == nullptr) launch_->exception = std::current_exception();
         }
-        // What a kernel leaves under way lands before the launch's memory is gone, but not earlier than its time.
+        // Copies that a kernel did not wait for land in their time, before the launch's memory is freed.
         scheduler().wait_copies(0);
         task_->copies.acquire();
         if (--launch_->num_running == 0) scheduler().wake(*launch_->launcher);
@@ -212,7 +212,7 @@ class SimulatedExecutor final : public Executor {
             warp.assign(*tasks.back());
         }
         release(&launch);
-        // The warps live in this frame: it stays until all of them have returned, deadlock or not.
+        // The warps live in this frame, so wait until all have returned, even in a deadlock.
         launcher.unwinds_on_deadlock = false;
         while (launch.num_running > 0) scheduler_->block();
         launcher.unwinds_on_deadlock = true;
@@ -222,7 +222,7 @@ class SimulatedExecutor final : public Executor {
     }
 
     bool wait(const std::function<bool()>& ready, uint64_t deadline_ns) override {
-        scheduler_->yield();  // also where other ranks may come first
+        scheduler_->yield();  // other ranks may run first
         while (!ready()) {
             if (scheduler_->is_killed(rank_) || scheduler_->now_ns() >= deadline_ns) return false;
             scheduler_->poll(deadline_ns);

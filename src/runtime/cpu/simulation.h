@@ -20,12 +20,12 @@ class Simulation {
     Simulation(int num_ranks, const SimulationConfig& config);
     ~Simulation();
 
-    // Runs program(rank) as a fiber for every rank, to the end. Once. Then, as an Error with ncclInternalError whose
-    // message names the seed: the first violation of the protocol, a deadlock, or else what the first failing program
-    // threw.
+    // Runs program(rank) as a fiber for every rank until all return. Call it once. Throws ncclInternalError, with the
+    // seed in the message, for the first violation of the protocol or a deadlock; otherwise what the first failing
+    // program threw.
     void run(const std::function<void(int)>& program);
 
-    // How a rank's program launches kernels and waits; only while run() runs.
+    // Launches kernels and waits for a rank's program. Valid during run().
     Executor& executor(int rank);
 
     SlotChecker& checker() { return checker_; }

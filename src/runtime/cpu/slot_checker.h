@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Follows every slot of the protocol through its life: written once, then read once, then written again. Keeps the
-// first violation.
+// Checks every slot of the protocol: written once, then read once, then written again. Stores the first violation.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +11,9 @@
 
 namespace crossdock::cpu {
 
-// Once a rank has been killed or masked, a wait has run into its deadline, or an operation was given up, slots stay
-// unread, announced rows do not come and rows are read once more, all of it rightly. From then on only one thing is
-// judged, since nothing justifies it: to read what was not written for that operation.
+// After a rank was killed or masked, a wait timed out, or an operation was cancelled, slots may stay unread, announced
+// rows may be missing and rows may be read twice. From then on the checker reports only reads of slots that were not
+// written for the operation.
 class SlotChecker final : public ProtocolChecker {
   public:
     explicit SlotChecker(const Scheduler& scheduler) : scheduler_(&scheduler) {}
@@ -24,10 +23,10 @@ class SlotChecker final : public ProtocolChecker {
     void operation_read(int owner, uint64_t epoch, uint64_t rows_announced, uint64_t rows_read) override;
     void unread_slots_allowed() override { unread_slots_allowed_ = true; }
 
-    // A new symmetric allocation begins there: what is known of earlier ones at that address is over.
+    // A new symmetric allocation begins there: forgets earlier ones at that address.
     void memory_is_new(const void* memory);
 
-    // One message; empty: none.
+    // The first violation's message; empty: none.
     const std::string& violation() const { return violation_; }
 
   private:
@@ -35,7 +34,7 @@ class SlotChecker final : public ProtocolChecker {
         int writer = -1;
         uint64_t epoch = 0;
         bool is_read = true;
-        std::string dispute;  // two ranks wrote it for one operation: wrong, unless they disagree and no rank reads it
+        std::string dispute;  // two ranks wrote it for one operation, which is an error only if a rank reads it
     };
 
     bool is_undisturbed() const { return !unread_slots_allowed_ && scheduler_->is_undisturbed(); }
@@ -43,7 +42,7 @@ class SlotChecker final : public ProtocolChecker {
 
     const Scheduler* scheduler_;
     std::map<std::tuple<const void*, int, uint64_t>, Slot>
-        slots_;  // by memory, buffer, slot; the order is never looked at
+        slots_;  // by memory, buffer, slot; the order does not matter
     bool unread_slots_allowed_ = false;
     std::string violation_;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies that write past the caches: for rows of which an operation moves more than the caches hold, so that nobody
-// would find them there. It spares the read that a cached write begins with.
+// Copies that bypass the caches, for operations whose rows do not fit into the caches anyway. Saves the read of each
+// cache line that a cached write begins with.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace crossdock::cpu {
 
-// Visible to others after finish_stream_copies and a release store.
+// Visible to other threads after finish_stream_copies() and a release store.
 inline void stream_copy(void* target, const void* source, size_t bytes) {
 #if defined(CROSSDOCK_STREAMS)
     constexpr size_t kLine = 64;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that exists for ThreadSanitizer alone: a warp's kernel, a warp's asynchronous copies, a link of the
-// simulated network. One real thread does all their work, but nothing orders it except what kernels do, so a barrier or
-// a wait that a kernel forgot shows as a data race. What executors do in between is the real thread's.
+// A thread that only ThreadSanitizer sees: a warp's kernel, a warp's asynchronous copies, a link of the simulated
+// network. One real thread does all their work, but only what kernels do orders it, so a missing barrier or wait shows
+// as a data race. Work of executors in between belongs to the real thread.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace crossdock::cpu {
 
 #if defined(CROSSDOCK_TSAN)
 
-// A function that begins as one thread and ends as another must not note that it was entered and left.
+// A function that starts as one thread and ends as another must not be instrumented.
 #if defined(__clang__)
 #define CROSSDOCK_UNSEEN __attribute__((noinline, disable_sanitizer_instrumentation))
 #else
@@ -33,7 +33,7 @@ void AnnotateIgnoreWritesBegin(const char* file, int line);
 void AnnotateIgnoreWritesEnd(const char* file, int line);
 }
 
-// Whether the current thread's reads and writes count.
+// Switches the detection of the current thread's accesses on or off.
 inline void watch(bool does) {
     if (does) {
         AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
@@ -51,19 +51,19 @@ class VirtualThread {
     VirtualThread(const VirtualThread&) = delete;
     VirtualThread& operator=(const VirtualThread&) = delete;
 
-    // What is done from now on is this thread's. It comes after what was released at `launch`.
+    // From now on the caller runs as this thread, ordered after what was released at `launch`.
     CROSSDOCK_UNSEEN void begin(const void* launch) {
         caller_ = __tsan_get_current_fiber();
         switch_to(fiber_);
         __tsan_acquire(const_cast<void*>(launch));
     }
-    // Back to the caller. All that this thread has done comes before what the caller does next.
+    // Switches back to the caller, whose next accesses are ordered after all of this thread's.
     CROSSDOCK_UNSEEN void end() {
         leave();
         acquire();
     }
-    // Between begin and end: what is done until resume() is the caller's, in no order with this thread. It is not
-    // watched, for it uses the same stack.
+    // Between begin() and end(): until resume(), accesses belong to the caller, unordered with this thread. They are
+    // not checked, because they use the same stack.
     CROSSDOCK_UNSEEN void pause() {
         switch_to(caller_);
         watch(false);
@@ -73,11 +73,11 @@ class VirtualThread {
         switch_to(fiber_);
     }
 
-    // What the calling thread has done comes before what this one does from now on, or the other way round.
+    // Order the calling thread's earlier accesses before this thread's later ones, or the other way round.
     CROSSDOCK_UNSEEN void release() { __tsan_release(this); }
     CROSSDOCK_UNSEEN void acquire() { __tsan_acquire(this); }
 
-    // This thread does that now, ordered by release() and acquire() alone.
+    // Accesses of this thread, ordered only by release() and acquire().
     CROSSDOCK_UNSEEN void read(const void* source, size_t bytes) {
         visit();
         __tsan_read_range(const_cast<void*>(source), bytes);
@@ -126,7 +126,7 @@ class VirtualThread {
     void* caller_ = nullptr;
 };
 
-// What threads wait for and have brought about: who acquires it comes after all who have released it.
+// An object through which threads synchronize: an acquire is ordered after all earlier releases.
 inline void release(const void* place) { __tsan_release(const_cast<void*>(place)); }
 inline void acquire(const void* place) { __tsan_acquire(const_cast<void*>(place)); }
 
@@ -155,7 +155,7 @@ inline void watch(bool) {}
 
 #endif
 
-// What is done meanwhile is no race, whoever else does it.
+// Accesses in this scope are not checked for races.
 class Unwatched {
   public:
     Unwatched() { watch(false); }
@@ -164,13 +164,13 @@ class Unwatched {
     Unwatched& operator=(const Unwatched&) = delete;
 };
 
-// A copy for which virtual threads answer.
+// A copy whose accesses are reported as those of virtual threads.
 inline void copy_unwatched(void* target, const void* source, size_t bytes) {
     const Unwatched copy;
     std::memcpy(target, source, bytes);
 }
 
-// A kernel runs as that thread, or, if there is none, as the calling one...
+// Runs a kernel as that thread, or as the calling one if it is null ...
 class RunAs {
   public:
     CROSSDOCK_UNSEEN RunAs(VirtualThread* thread, const void* launch) : thread_(thread) {
@@ -186,7 +186,7 @@ class RunAs {
     VirtualThread* thread_;
 };
 
-// ... but for what its executor does for it.
+// ... except for its executor's work.
 class ExecutorsWork {
   public:
     CROSSDOCK_UNSEEN explicit ExecutorsWork(VirtualThread* kernel) : kernel_(kernel) {

@@ -14,8 +14,8 @@ inline constexpr size_t kSharedAlignment = 128;
 class ZeroedMemory {
   public:
     ZeroedMemory() = default;
-    // Large sizes cost pages only where they are touched. alignment: a power of two. std::bad_alloc when there is none
-    // left.
+    // Pages of large sizes are allocated when touched. alignment: a power of two. Throws std::bad_alloc if there is no
+    // memory.
     ZeroedMemory(size_t bytes, size_t alignment);
     ~ZeroedMemory();
     ZeroedMemory(ZeroedMemory&& other) noexcept { swap(other); }

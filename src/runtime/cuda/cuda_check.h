@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA's results as exceptions, and whose turn it is on the thread: the current device.
+// CUDA's results as exceptions, and guards of the current device.
 #pragma once
 
 #include <cuda_runtime.h>
 
 namespace crossdock {
 
-// Throws an Error with ncclUnhandledCudaError that names the call and carries CUDA's own words.
+// Throws ncclUnhandledCudaError with a message that names the call and contains CUDA's message.
 [[noreturn]] void fail_cuda(cudaError_t result, const char* call);
 inline void check_cuda(cudaError_t result, const char* call) {
     if (result != cudaSuccess) fail_cuda(result, call);
 }
 
-// While it lives, the thread may allocate, free and ask events also when some other thread captures a graph: none of
-// what is called then belongs into another stream's capture, and CUDA would break that capture otherwise.
+// While it lives, the thread may allocate, free and query events although another thread captures a graph, a capture
+// that CUDA would otherwise invalidate.
 class RelaxedCapture {
   public:
     RelaxedCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -25,7 +25,7 @@ class RelaxedCapture {
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Makes a device current for a scope, beside all captures.
+// Makes a device current for a scope, with RelaxedCapture.
 class DeviceGuard {
   public:
     explicit DeviceGuard(int device) {

@@ -22,7 +22,7 @@ int attribute(cudaDeviceAttr which, int device) {
     return value;
 }
 
-// CUDA prepares its own copies and fills at their first use, too, and that may wait as loading a kernel does.
+// CUDA also initializes its copies and fills at their first use, which may wait as loading a kernel does.
 void warm_up_copies(CudaRuntime& runtime) {
     static std::atomic<uint64_t> done{0};  // bit: device
     const uint64_t bit = uint64_t{1} << (runtime.device() % 64);
@@ -42,7 +42,7 @@ void warm_up_copies(CudaRuntime& runtime) {
 }  // namespace
 
 void fail_cuda(cudaError_t result, const char* call) {
-    // Otherwise the next one to ask for the thread's last error would be told of this one.
+    // Clears the thread's last error, which a later caller would otherwise get.
     (void)cudaGetLastError();
     fail(ncclUnhandledCudaError, "{} failed: {} ({})", call, cudaGetErrorString(result), cudaGetErrorName(result));
 }
@@ -54,8 +54,8 @@ CudaRuntime::CudaRuntime(int device) : device_(device) {
     max_shared_bytes_ = static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device_));
     compute_capability_ = 10 * attribute(cudaDevAttrComputeCapabilityMajor, device_) +
                           attribute(cudaDevAttrComputeCapabilityMinor, device_);
-    // Streams of one priority may share a hardware queue, where our copies would stand behind a kernel that waits for
-    // them.
+    // Streams of one priority may share a hardware queue, where our copies could be queued behind a kernel that waits
+    // for them.
     int least_priority = 0, greatest_priority = 0;
     check_cuda(cudaDeviceGetStreamPriorityRange(&least_priority, &greatest_priority),
                "cudaDeviceGetStreamPriorityRange");
@@ -94,7 +94,7 @@ void CudaRuntime::beside_captures(const std::function<void()>& code) {
 
 void* CudaRuntime::allocate(size_t bytes) {
     DeviceGuard guard(device_);
-    blocks_.reserve(blocks_.size() + 1);  // so that nothing is lost between here and there
+    blocks_.reserve(blocks_.size() + 1);  // so that push_back cannot throw and leak
     RetiredBlock block{nullptr, std::max<size_t>(bytes, 1), device_, false};
     cudaError_t result = cudaMalloc(&block.memory, block.bytes);
     if (result == cudaErrorMemoryAllocation) {
@@ -150,8 +150,8 @@ void CudaRuntime::copy_to_device(void* target, const void* host_source, size_t b
     require(!is_capturing(stream), ncclInvalidUsage,
             "the stream is capturing a graph: this call reads host memory once, now");
     DeviceGuard guard(device_);
-    // CUDA stages pageable memory before the call returns. Pinned or managed memory it would read later, so that goes
-    // through pageable memory first.
+    // CUDA stages pageable memory before the call returns, but reads pinned and managed memory later, so such a source
+    // is copied to pageable memory first.
     cudaPointerAttributes attributes = {};
     check_cuda(cudaPointerGetAttributes(&attributes, host_source), "cudaPointerGetAttributes");
     std::vector<std::byte> pageable;
@@ -174,8 +174,7 @@ void CudaRuntime::copy_on_device(void* target, const void* source, size_t bytes,
 void CudaRuntime::copy_to_host(void* host_target, const void* source, size_t bytes, cudaStream_t stream) {
     if (bytes == 0) return;
     DeviceGuard guard(device_);
-    // First, since a copy to pageable memory that waits for a kernel keeps all other threads out of the driver
-    // meanwhile.
+    // Synchronize first: a copy to pageable memory that waits for a kernel blocks all other threads in the driver.
     check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     check_cuda(cudaMemcpyAsync(host_target, source, bytes, cudaMemcpyDeviceToHost, stream),
                "cudaMemcpyAsync to the host");
@@ -192,7 +191,7 @@ void CudaRuntime::synchronize_device() noexcept {
         DeviceGuard guard(device_);
         if (cudaDeviceSynchronize() != cudaSuccess) (void)cudaGetLastError();
     } catch (const Error&) {
-        // The device is gone: nothing runs there.
+        // The device has failed, so nothing runs there.
     }
 }
 

@@ -10,12 +10,11 @@
 
 namespace crossdock {
 
-// Every call makes the device current and restores the caller's; every failure of CUDA is an Error with
-// ncclUnhandledCudaError. To be used by one thread at a time.
+// Every call makes the device current and restores the caller's; failures of CUDA throw ncclUnhandledCudaError. Not
+// thread safe.
 class CudaRuntime final : public Runtime {
   public:
-    // Loads all that kernels and copies of the library need from CUDA, so that nothing is loaded while an operation
-    // runs.
+    // Loads all kernels, and CUDA's own for copies, so that nothing is loaded while an operation runs.
     explicit CudaRuntime(int device);
     ~CudaRuntime() override;
     CudaRuntime(const CudaRuntime&) = delete;
@@ -26,13 +25,13 @@ class CudaRuntime final : public Runtime {
     void leave_device(int previous) noexcept override;
     void beside_captures(const std::function<void()>& code) override;
 
-    // Freeing goes by way of retired_memory.h: it seldom waits, and work already queued may go on using the memory.
+    // free() retires memory (retired_memory.h): it rarely waits, and queued operations may still use the memory.
     void* allocate(size_t bytes) override;
     void free(void* memory) noexcept override;
     void* allocate_host_visible(size_t bytes) override;
     void free_host_visible(void* memory) noexcept override { free(memory); }
 
-    // copy_to_device: InvalidUsage on a capturing stream, since a graph would read the source long after the call.
+    // copy_to_device throws ncclInvalidUsage on a capturing stream: a graph would read the source long after the call.
     void copy_to_device(void* target, const void* host_source, size_t bytes, cudaStream_t stream) override;
     void copy_on_device(void* target, const void* source, size_t bytes, cudaStream_t stream) override;
     void copy_to_host(void* host_target, const void* source, size_t bytes, cudaStream_t stream) override;
@@ -46,10 +45,10 @@ class CudaRuntime final : public Runtime {
 
     int device() const { return device_; }
 
-    // SystemError where the GPU has fewer bytes left, retired ones included.
+    // Throws ncclSystemError if the GPU has fewer bytes free, including retired ones.
     void expect_room(size_t bytes) const;
 
-    // A stream of the library's own, for what happens outside the user's streams: never blocked by the default stream.
+    // The library's internal stream, which the default stream does not block.
     cudaStream_t internal_stream() const { return stream_; }
 
   private:

@@ -12,7 +12,7 @@ std::vector<ListedKernel*>& list() {
     return kernels;
 }
 
-constexpr int kKnownDevices = 64;  // those with a bit
+constexpr int kKnownDevices = 64;  // bits of prepared_
 
 }  // namespace
 
@@ -44,8 +44,7 @@ const std::vector<ListedKernel*>& listed_kernels() { return list(); }
 
 void load_kernels(int device) {
     DeviceGuard guard(device);
-    // Asked of CUDA every time: it costs next to nothing where the kernels are loaded, and a device that was reset has
-    // forgotten them.
+    // Called every time: it is cheap if the kernels are loaded, and a device that was reset has unloaded them.
     for (ListedKernel* kernel : list()) check_cuda(kernel->prepare(), "loading a kernel (cudaFuncGetAttributes)");
 }
 

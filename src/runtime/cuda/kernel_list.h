@@ -13,14 +13,14 @@
 namespace crossdock {
 
 // CUDA loads a kernel at its first launch (CUDA_MODULE_LOADING=LAZY, the default since CUDA 12.2). Loading waits for
-// what runs on the device and keeps other threads out of the driver meanwhile. An operation that runs may be waiting
-// for exactly this launch, or for a copy of the network's thread: then all wait until the timeout.
+// running kernels and blocks other threads in the driver. A running operation may wait for exactly this launch, or for
+// a copy of the network's thread: a deadlock until the timeout.
 class ListedKernel {
   public:
-    // Static objects only; made while the library is loaded.
+    // For static objects, created while the library is loaded.
     explicit ListedKernel(const void* function) noexcept;
 
-    // Loads the kernel on the current device and lets its blocks use all shared memory that the device gives.
+    // Loads the kernel on the current device and allows its blocks all of the device's shared memory.
     cudaError_t prepare() noexcept;
     // The same, once per device.
     cudaError_t ensure_prepared() noexcept;
@@ -32,13 +32,13 @@ class ListedKernel {
     std::atomic<uint64_t> prepared_{0};  // bit: device
 };
 
-// Every kernel that some code of this library can launch.
+// All kernels that this library can launch.
 const std::vector<ListedKernel*>& listed_kernels();
 
-// Loads all of them on the device. Does nothing where they are loaded. Error with ncclUnhandledCudaError.
+// Loads all of them on the device unless they are loaded. Throws ncclUnhandledCudaError.
 void load_kernels(int device);
 
-// Throws an Error with ncclUnhandledCudaError.
+// Throws ncclUnhandledCudaError.
 [[noreturn]] void fail_launch(const char* kernel, const LaunchShape& shape, cudaError_t reason);
 
 }  // namespace crossdock

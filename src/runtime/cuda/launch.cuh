@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For kernels.cu: how a kernel is put on a stream.
+// For kernels.cu: launches a kernel on a stream.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,8 +12,8 @@
 
 namespace crossdock {
 
-// launch_on_gpu(Kernel, args, shape, stream) is the file's own, for kPeers: it chooses the variant and launches it. It
-// is static, because arguments of a class do not lead to what is in unnamed namespaces.
+// Each kernels.cu defines launch_on_gpu(Kernel, args, shape, stream) for its kPeers, which chooses the variant and
+// launches it. It is static, because argument-dependent lookup does not search unnamed namespaces.
 template <typename Kernel, Peers kReached>
 void OnGpu<Kernel, kReached>::launch(const typename Kernel::Args& args, const LaunchShape& shape, cudaStream_t stream) {
     launch_on_gpu(Kernel{}, args, shape, stream);
@@ -21,7 +21,7 @@ void OnGpu<Kernel, kReached>::launch(const typename Kernel::Args& args, const La
 
 namespace cuda {
 
-// Whoever calls launch<kernel> thereby lists the kernel.
+// Code that calls launch<kernel> instantiates this, which lists the kernel.
 template <auto kKernel>
 inline ListedKernel listed_kernel{reinterpret_cast<const void*>(kKernel)};
 

@@ -21,7 +21,7 @@ struct Retired {
 };
 
 Retired& retired() {
-    // Never destroyed: groups may outlive the process's static objects, and CUDA is no longer there to be called then.
+    // Never destroyed: groups may outlive static objects, and CUDA cannot be called then.
     static Retired& instance = *new Retired;
     return instance;
 }
@@ -43,7 +43,7 @@ void retire(const RetiredBlock& block) noexcept {
 void free_retired() noexcept {
     std::vector<RetiredBlock> blocks;
     {
-        // Freed outside the lock: a thread that retires must not wait for the device behind one that frees.
+        // Free without the lock: a thread that retires must not wait for the device.
         std::lock_guard lock(retired().mutex);
         blocks.swap(retired().blocks);
         retired().bytes = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory on its way back to CUDA.
+// Memory that waits to be returned to CUDA.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,12 @@ struct RetiredBlock {
     bool is_host = false;  // from cudaHostAlloc
 };
 
-// cudaFree and cudaFreeHost wait for everything that runs on the device. Where ranks share a GPU that can be a peer's
-// kernel that waits for this very thread, so blocks are kept, for the whole process, until many bytes have come
-// together. Until then nothing waits, and work already queued may go on using the memory. Any thread.
+// cudaFree and cudaFreeHost wait for all running kernels of the device. If ranks share a GPU, that may be a peer's
+// kernel that waits for this thread. So blocks are kept, per process, until many bytes are retired; until then nothing
+// waits, and queued operations may still use the memory. Thread safe.
 void retire(const RetiredBlock& block) noexcept;
 
-// Gives all of it back to CUDA: waits for the devices concerned.
+// Frees all retired blocks. Waits for their devices.
 void free_retired() noexcept;
 
 }  // namespace crossdock

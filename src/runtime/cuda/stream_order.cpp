@@ -17,8 +17,7 @@ CudaStreamOrder::~CudaStreamOrder() {
     (void)cudaEventDestroy(last_captured_);
 }
 
-// An operation's cost on the host counts: CUDA is asked no more than once for what it knows, and not at all for what
-// the caller has seen to (the current device).
+// Keeps host overhead low: queries CUDA once per fact, and relies on the caller for the current device.
 bool CudaStreamOrder::before_operation(cudaStream_t stream) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     now_ = {};
@@ -48,7 +47,7 @@ bool CudaStreamOrder::is_idle() noexcept {
     if (eager_stream_ == 0) return true;
     const RelaxedCapture relaxed;
     const cudaError_t result = cudaEventQuery(last_eager_);
-    // Whatever else CUDA answers, also of an earlier failure, does not say that the operation has ended.
+    // Any other result, such as an earlier failure, does not mean that the operation has ended.
     if (result != cudaSuccess) (void)cudaGetLastError();
     return result == cudaSuccess;
 }

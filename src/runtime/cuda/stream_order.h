@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One group's operations one after the other, whichever streams they are issued on.
+// Orders one group's operations across streams.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,8 +8,8 @@
 
 namespace crossdock {
 
-// In a captured graph the order becomes edges between operations of one capture. A graph as a whole is ordered by the
-// stream that it is launched on alone, since launches are not seen here.
+// In a captured graph the order becomes edges between operations of one capture. The graph itself is ordered only by
+// the stream on which it is launched, because the library does not see graph launches.
 class CudaStreamOrder final : public StreamOrder {
   public:
     explicit CudaStreamOrder(int device);
@@ -23,20 +23,20 @@ class CudaStreamOrder final : public StreamOrder {
     void synchronize() override;
 
   private:
-    // CUDA's numbers, which it does not use twice in a process, as it does handles; 0: none.
+    // CUDA's ids, which, unlike handles, are unique in a process; 0: none.
     struct Place {
-        unsigned long long capture = 0;  // that the stream takes part in
-        unsigned long long stream = 0;   // asked for outside of captures only
+        unsigned long long capture = 0;  // of the stream
+        unsigned long long stream = 0;   // queried outside of captures only
     };
 
     int device_;
-    // Eager and captured operations have an event each: an event that was recorded in a capture cannot be asked or
-    // waited for outside of it.
+    // Separate events for eager and captured operations: an event recorded in a capture cannot be queried or waited for
+    // outside of it.
     cudaEvent_t last_eager_ = nullptr;
     cudaEvent_t last_captured_ = nullptr;
-    Place now_;                            // where the operation goes that is being issued
-    unsigned long long eager_stream_ = 0;  // that last_eager_ was recorded on
-    unsigned long long capture_ = 0;       // that last_captured_ belongs to
+    Place now_;                            // of the operation being issued
+    unsigned long long eager_stream_ = 0;  // of last_eager_
+    unsigned long long capture_ = 0;       // of last_captured_
 };
 
 }  // namespace crossdock
