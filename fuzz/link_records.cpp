@@ -116,7 +116,7 @@ struct Expected {
 struct Script {
     std::vector<Expected> frames;
     std::optional<uint32_t> close_notice;
-    bool is_nonsense = false;
+    bool is_garbage = false;
     bool is_cut = false;  // the last frame's bytes do not all come
 };
 
@@ -130,7 +130,7 @@ Script read_wire(const Bytes& wire) {
             break;
         }
         if (head.kind != kFrame || head.value > kMaxFramePayload) {
-            script.is_nonsense = true;
+            script.is_garbage = true;
             break;
         }
         const size_t header = at + sizeof(head);
@@ -266,7 +266,7 @@ void receive_records(Input input) {
         }
         if (!came && now == 0 && sent == wire.size()) break;
     }
-    const bool has_end = script.close_notice.has_value() || script.is_nonsense;
+    const bool has_end = script.close_notice.has_value() || script.is_garbage;
     require((link_end != nullptr) == has_end);
     if (link_end == nullptr && ends_early) {
         peer.close();

@@ -101,25 +101,25 @@ TEST_BOTH_MODES(Simulation, AReusedSlotIsCaught) {
 }
 
 template <typename Mode>
-void expect_nonsense_is_survived(const BackendSpec& backend, int (*num_ranks)(uint64_t), uint64_t num_seeds) {
+void expect_survives_garbage(const BackendSpec& backend, int (*num_ranks)(uint64_t), uint64_t num_seeds) {
     const Seeds seeds = seeds_or(1, num_seeds);
     uint64_t clean = 0;
     for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed)
-        clean += survives_nonsense(backend, num_ranks(seed), seed, sequence_of<Mode>(seed)) ? 1 : 0;
-    EXPECT_TRUE(clean < seeds.count || seeds.count < 50) << "nobody saw nonsense";
+        clean += survives_garbage(backend, num_ranks(seed), seed, sequence_of<Mode>(seed)) ? 1 : 0;
+    EXPECT_TRUE(clean < seeds.count || seeds.count < 50) << "no rank saw garbage";
 }
 
-// Whatever a rank writes into the others' memory, calls end, and nothing outside their outputs is written.
-TEST_BOTH_MODES(Simulation, NonsenseIsSurvived) {
+// If a rank writes garbage into the others' memory, calls still end, and write only their outputs.
+TEST_BOTH_MODES(Simulation, SurvivesGarbage) {
     on_simulation(
-        [](const BackendSpec& backend) { expect_nonsense_is_survived<Mode>(backend, ranks_of, share_of<Mode>(400)); });
+        [](const BackendSpec& backend) { expect_survives_garbage<Mode>(backend, ranks_of, share_of<Mode>(400)); });
 }
 
 // The same between two LSA teams.
-TEST_BOTH_MODES(Simulation, NonsenseIsSurvivedBetweenLsaTeams) {
+TEST_BOTH_MODES(Simulation, SurvivesGarbageBetweenLsaTeams) {
     on_simulation([](const BackendSpec& backend) {
         const WithLsaTeam team(2);
-        expect_nonsense_is_survived<Mode>(
+        expect_survives_garbage<Mode>(
             backend, [](uint64_t) { return 4; }, share_of<Mode>(120));
     });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Communicators of threads and in the simulation, through the C functions of crossdock.h and through the
-// library's own interface: exchanges are bounded and name who did not come, memory is symmetric, windows and handles
-// are refused after their end.
+// library's own interface: exchanges are bounded and name missing ranks, memory is symmetric, windows and handles are
+// refused after their end.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -170,7 +170,7 @@ TEST_P(InProcessBackends, SizesMustAgree) {
     });
 }
 
-TEST_P(InProcessBackends, WindowsReachEverybodysMemory) {
+TEST_P(InProcessBackends, WindowsReachTheMemoryOfAllRanks) {
     constexpr int kRanks = 3;
     run(kRanks, [](ncclComm_t comm, int rank) {
         std::vector<int> memory(kRanks, -1);  // any memory will do
@@ -191,8 +191,8 @@ TEST_P(InProcessBackends, WindowsReachEverybodysMemory) {
     });
 }
 
-// The executor's warps use NCCL's Device API, as Crossdock's own kernels do (device/network.h): who sees a signal sees
-// what the warp has put before.
+// The executor's warps use NCCL's Device API, as Crossdock's own kernels do (device/network.h): a signal is seen
+// after the warp's earlier puts.
 TEST_P(InProcessBackends, WarpsPutAndSignalByTheDeviceApi) {
     struct Words {
         uint64_t signal, value, source, copy;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The simulation's network keeps what kernels rely on, and no more.
+// The simulation's network guarantees what kernels rely on, and no more.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kLater = 1'000'000'000;
 
-// Steps from arrival to arrival until nothing is under way.
+// Steps from arrival to arrival until no message is pending.
 template <typename Look>
 void deliver(SimulatedNetwork& network, Look look) {
     while (network.next_arrival_ns() != UINT64_MAX) {
@@ -20,7 +20,7 @@ void deliver(SimulatedNetwork& network, Look look) {
     }
 }
 
-// A signal is never seen before all that its rank has put to that peer, whatever the seed.
+// With any seed, a signal arrives after all earlier puts of its rank to that peer.
 TEST(SimulatedNetwork, SignalsStayBehindPuts) {
     for (uint64_t seed = 0; seed < 200; ++seed) {
         SimulatedNetwork network(2, {}, seed);
@@ -56,7 +56,7 @@ TEST(SimulatedNetwork, WhatMayOvertakeDoes) {
     EXPECT_TRUE(puts && signals && put_before_signal);
 }
 
-// After a flush sources may change; before it a put takes whatever is there when it leaves.
+// After a flush sources may change; before it, a put reads its source when it leaves.
 TEST(SimulatedNetwork, AFlushReadsSources) {
     for (const bool flushes : {false, true}) {
         SimulatedNetwork network(2, {}, 1);
@@ -90,8 +90,8 @@ TEST(SimulatedNetwork, ALinkIsShared) {
     EXPECT_EQ(signals[0], 1u);
 }
 
-// What is cut off hears nothing and is not heard; what dies leaves no signal without its puts; memory that goes is left
-// alone.
+// A rank that is cut off receives and sends nothing; a rank that dies leaves no signal without its puts; freed memory
+// is not accessed.
 TEST(SimulatedNetwork, LossesAreClean) {
     for (uint64_t seed = 0; seed < 100; ++seed) {
         SimulatedNetwork network(3, {}, seed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as processes: they find each other through the id alone, share memory that has no name, notice a killed peer
-// soon, and leave nothing behind.
+// Ranks as processes: they find each other with the id only, share anonymous memory, detect a killed peer at once, and
+// leave nothing behind.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -219,8 +219,8 @@ TEST(Processes, JoiningIsBoundedAndNamesTheMissing) {
     unsetenv("CROSSDOCK_JOIN_TIMEOUT_MS");
 }
 
-// A process is known by its start, too: one that ended has ended, whoever has its number now.
-TEST(ProcessWatch, KnowsWhoHasEnded) {
+// A process is identified by its start, too: one that ended is detected even if its number is in use again.
+TEST(ProcessWatch, DetectsEndedProcesses) {
     const ProcessIdentity own = own_process();
     EXPECT_GT(own.start, 0u);
     EXPECT_FALSE(ProcessWatch(own).has_ended());
@@ -242,7 +242,7 @@ TEST(ProcessWatch, KnowsWhoHasEnded) {
     EXPECT_TRUE(ProcessWatch({child, 0}).has_ended()) << "no process has the number";
 }
 
-// A process that can open no more files, or has closed all of its own, takes nobody for ended.
+// A process that can open no more files, or has closed all of its own, takes no process for ended.
 TEST(ProcessWatch, NeedsNoDescriptor) {
     const ProcessIdentity own = own_process();
     const pid_t child = fork();
@@ -379,8 +379,8 @@ TEST(Processes, AForkFindsNoLockTakenOfDeviceCommunicators) {
     expect_forks_beside([] { return crossdockDevCommDestroy(nullptr, 0) == ncclInvalidUsage; });
 }
 
-// A rank that ends as soon as it has joined is named at once, whether its peers have looked at its process or not.
-TEST(Processes, WhoEndsAfterJoiningIsNamedAtOnce) {
+// A rank that ends right after joining is named at once, whether its peers have checked its process or not.
+TEST(Processes, NamesAProcessThatEndedAfterJoining) {
     const ncclUniqueId id = make_id();
     const auto start = std::chrono::steady_clock::now();
     const auto program = [](const ncclUniqueId& shared_id, int rank) {
@@ -397,7 +397,7 @@ TEST(Processes, WhoEndsAfterJoiningIsNamedAtOnce) {
 }
 
 // A rank that destroys its communicator while another waits for it is named at once, though its process lives on.
-TEST(Processes, WhoLeavesIsNamedAtOnce) {
+TEST(Processes, NamesARankThatLeft) {
     const ncclUniqueId id = make_id();
     const auto program = [](const ncclUniqueId& shared_id, int rank) {
         ncclComm_t comm = nullptr;

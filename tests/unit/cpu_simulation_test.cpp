@@ -203,7 +203,7 @@ TEST(Simulation, ALongTimeoutCostsNoTime) {
     EXPECT_LT(simulation.num_steps(), 100'000u);
 }
 
-// Progress by stores that nobody announces must not look like standstill: no deadline may pass.
+// Progress by stores without note_progress() must not look like idleness: no deadline may pass.
 TEST(Simulation, TimeDoesNotJumpWhileATaskGoesOn) {
     for (uint64_t seed = 0; seed < 50; ++seed) {
         uint64_t turn = 0;
@@ -225,7 +225,7 @@ TEST(Simulation, TimeDoesNotJumpWhileATaskGoesOn) {
     }
 }
 
-// A deadline that comes while others take their last looks wakes its task, not the next deadline's.
+// A deadline that passes during the others' last polls wakes its task, not that of the next deadline.
 TEST(Simulation, NoDeadlineIsPassedOver) {
     for (uint64_t seed = 0; seed < 20; ++seed) {
         Simulation simulation(4, {.seed = seed});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp is told that a peer's process has ended only when it has polled since that was known, so that it has seen the
-// peer's last words; and it is told who ended first, or was lost when others left.
+// The end of a peer's process is reported to a warp after one more poll, so that the warp sees the peer's last writes.
+// The report names the rank that ended first, or that was lost when others left.
 #include "runtime/cpu/ended_peers.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 namespace crossdock::cpu {
 namespace {
 
-TEST(EndedPeers, AreToldAfterOneMorePoll) {
+TEST(EndedPeers, AreReportedAfterOneMorePoll) {
     PeerEnd ends[3] = {PeerEnd::kNone, PeerEnd::kNone, PeerEnd::kLeft};
     int num_looks = 0;
     EndedPeers peers(3, [&](int rank) {
@@ -21,7 +21,7 @@ TEST(EndedPeers, AreToldAfterOneMorePoll) {
     };
     uint32_t told = 0;
     uint32_t told_another = 0;
-    EXPECT_EQ(peers.first_ended(2, told), -1) << "nobody has looked";
+    EXPECT_EQ(peers.first_ended(2, told), -1) << "before the first look";
     look_again();
     EXPECT_EQ(peers.first_ended(0, told_another), -1);
     EXPECT_EQ(peers.first_ended(2, told), -1) << "not polled since";
@@ -35,7 +35,7 @@ TEST(EndedPeers, AreToldAfterOneMorePoll) {
     EXPECT_EQ(peers.first_ended(1, told), -1);
 }
 
-TEST(EndedPeers, TheLostOneComesBeforeThoseThatLeft) {
+TEST(EndedPeers, ALostRankIsReportedBeforeRanksThatLeft) {
     const PeerEnd ends[3] = {PeerEnd::kLeft, PeerEnd::kNone, PeerEnd::kLost};
     EndedPeers peers(3, [&](int rank) { return ends[rank]; });
     peers.look();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of a rank that writes nonsense into another's memory share: whatever it writes, the other one's operations
+// What tests of a rank that writes garbage into another's memory share: whatever it writes, the other one's operations
 // end, with an error or right, and nothing outside its tensors is written.
 #pragma once
 
@@ -147,13 +147,13 @@ inline std::vector<Answers> answers_of_threads(uint64_t seed, const HostileProgr
     return answers;
 }
 
-// Somebody sees nonsense, and nobody comes to harm.
+// Some rank sees garbage, and all survive.
 inline void survive_in_threads(uint64_t seeds, const HostileProgram& program) {
     int errors = 0;
     for (uint64_t seed = 0; seed < seeds; ++seed) {
         for (const Answers& of_rank : answers_of_threads(seed, program)) errors += of_rank.errors;
     }
-    EXPECT_GT(errors, 0) << "nobody saw nonsense in " << seeds << " runs";
+    EXPECT_GT(errors, 0) << "no rank saw garbage in " << seeds << " runs";
 }
 
 inline void survive_in_processes(uint64_t seeds, const HostileProgram& program) {

@@ -105,7 +105,7 @@ TEST(HostsLauncher, TheInnermostLauncherCounts) {
     EXPECT_EQ(read(with(kTorchrun, own)).num_ranks, 1);
 }
 
-TEST(HostsLauncher, WhatContradictsIsNamed) {
+TEST(HostsLauncher, NamesContradictions) {
     expect_refused({}, {"no launcher", "OMPI_COMM_WORLD_RANK"});
     expect_refused({{"RANK", "0"}}, {"WORLD_SIZE is not set", "RANK"});
     expect_refused(with(kTorchrun, {{"RANK", "8"}}), {"RANK is 8", "WORLD_SIZE", "8"});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// High throughput beside a rank that writes nonsense into another's arena: whatever it writes, the other one's
+// High throughput beside a rank that writes garbage into another's arena: whatever it writes, the other one's
 // operations end, with an error or right, and nothing outside its tensors is written.
 #include <algorithm>
 
@@ -19,7 +19,7 @@ constexpr uint32_t kHidden = 32;
 constexpr uint32_t kRows = kRanks * kTokens * kTopk;
 
 // A number that a hostile rank would choose: near what is right, or far from it.
-uint64_t nonsense(std::mt19937_64& random, uint64_t epoch) {
+uint64_t garbage(std::mt19937_64& random, uint64_t epoch) {
     const uint64_t any = random();
     switch (any % 6) {
         case 0:
@@ -58,7 +58,7 @@ void write_too_many_tokens(const HtArena& arena, std::mt19937_64& random) {
 // Now and then to any word that announces something, or to terms, whose tags hold numbers of tokens; mostly to words of
 // updates, tagged as this operation's. Not to the rings behind them: what is in these is a peer's to write, and read by
 // ordinary loads.
-void write_nonsense(const HtArena& arena, std::mt19937_64& random) {
+void write_garbage(const HtArena& arena, std::mt19937_64& random) {
     const HtGeometry& geometry = arena.geometry;
     std::byte* const memory = arena.memory->peers.at(kVictim, 0);
     const uint64_t words = geometry.weight_rings_offset() / 8;
@@ -75,10 +75,10 @@ void write_nonsense(const HtArena& arena, std::mt19937_64& random) {
         auto* const word = reinterpret_cast<uint64_t*>(memory) + at;
         if (kind > 3) {
             auto* const tagged = reinterpret_cast<TaggedWord*>(memory + at / 2 * 16);
-            __atomic_store_n(&tagged->payload, nonsense(random, epoch), __ATOMIC_RELAXED);
+            __atomic_store_n(&tagged->payload, garbage(random, epoch), __ATOMIC_RELAXED);
             __atomic_store_n(&tagged->tag, pack_word(epoch, 0), __ATOMIC_RELEASE);
         } else {
-            __atomic_store_n(word, nonsense(random, epoch), __ATOMIC_RELEASE);
+            __atomic_store_n(word, garbage(random, epoch), __ATOMIC_RELEASE);
         }
     }
 }
@@ -88,7 +88,7 @@ using Write = void (*)(const HtArena& arena, std::mt19937_64& random);
 // A rank's program: updates, dispatches and combines until there is an error. The hostile rank does so, too, so that
 // others get past the entries, and writes meanwhile.
 Answers run_rank(const std::shared_ptr<Communicator>& communicator, ncclEpLayout_t layout, bool masks, uint64_t seed,
-                 Write write = write_nonsense) {
+                 Write write = write_garbage) {
     const int rank = communicator->rank();
     ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
     config.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
@@ -153,9 +153,9 @@ class HtHostile : public testing::TestWithParam<std::tuple<ncclEpLayout_t, bool>
     }
 };
 
-TEST_P(HtHostile, ThreadsSurviveNonsense) { survive_in_threads(30, program()); }
+TEST_P(HtHostile, ThreadsSurviveGarbage) { survive_in_threads(30, program()); }
 
-TEST_P(HtHostile, ProcessesSurviveNonsense) { survive_in_processes(10, program()); }
+TEST_P(HtHostile, ProcessesSurviveGarbage) { survive_in_processes(10, program()); }
 
 TEST(HtHostileTokens, ANumberAboveTheGroupsIsRefusedWithBoth) {
     const HostileProgram program = [](const std::shared_ptr<Communicator>& communicator, uint64_t seed) {

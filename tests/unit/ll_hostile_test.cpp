@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low latency beside a rank that writes nonsense into another's arena.
+// Low latency beside a rank that writes garbage into another's arena.
 #include "core/group.h"
 #include "core/handle.h"
 #include "core/ll/arena.h"
@@ -23,7 +23,7 @@ struct Shape {
 };
 
 // A word that announces, or a payload: near what is right, or far from it.
-uint64_t nonsense(std::mt19937_64& random, uint64_t epoch) {
+uint64_t garbage(std::mt19937_64& random, uint64_t epoch) {
     const uint64_t any = random();
     switch (any % 5) {
         case 0:
@@ -42,7 +42,7 @@ uint64_t nonsense(std::mt19937_64& random, uint64_t epoch) {
 }
 
 // A false flag, credit or origin lets two ranks use a row at once, which is a race and meant to be one. So under
-// ThreadSanitizer nonsense goes to counts and weights alone, and only in threads: it does not see races of processes.
+// ThreadSanitizer garbage goes to counts and weights only, and only in threads: it does not see races of processes.
 #if defined(CROSSDOCK_TSAN)
 constexpr bool kSeesRaces = true;
 #else
@@ -68,7 +68,7 @@ Span choose_span(const LlGeometry& geometry, std::mt19937_64& random) {
 
 // Now and then anywhere before the rows of the victim's arena, mostly to words that are looked at, as if they were of
 // the operation that it is in, or of the next.
-void write_nonsense(const LlArena& arena, std::mt19937_64& random) {
+void write_garbage(const LlArena& arena, std::mt19937_64& random) {
     const LlGeometry& geometry = arena.geometry;
     std::byte* const memory = arena.memory->peers.at(kVictim, 0);
     const auto* entered = reinterpret_cast<const uint64_t*>(arena.memory->peers.at(kHostile, 0)) + kVictim;
@@ -80,10 +80,10 @@ void write_nonsense(const LlArena& arena, std::mt19937_64& random) {
         const uint64_t at = buffer + span.first + random() % (span.end - span.first) / 16 * 16;
         auto* const word = reinterpret_cast<uint64_t*>(memory + (kind == 0 ? random() % buffer / 8 * 8 : at));
         if (kind > 3) {
-            __atomic_store_n(word, nonsense(random, epoch), __ATOMIC_RELAXED);
+            __atomic_store_n(word, garbage(random, epoch), __ATOMIC_RELAXED);
             __atomic_store_n(word + 1, pack_word(epoch, 0), __ATOMIC_RELEASE);
         } else {
-            __atomic_store_n(word + kind % 2, nonsense(random, epoch), __ATOMIC_RELEASE);
+            __atomic_store_n(word + kind % 2, garbage(random, epoch), __ATOMIC_RELEASE);
         }
     }
 }
@@ -121,7 +121,7 @@ Answers run_rank(const std::shared_ptr<Communicator>& communicator, const Shape&
     handle->update(ids.get(), nullptr, nullptr);
 
     const std::shared_ptr<LlArena> arena = group->arena_for(shape.layout, kTopk);
-    HostileWriter writer(rank, seed, [&](std::mt19937_64& draws) { write_nonsense(*arena, draws); });
+    HostileWriter writer(rank, seed, [&](std::mt19937_64& draws) { write_garbage(*arena, draws); });
     Answers answers;
     const auto goes_on_after = [&](const std::function<void()>& call) {
         writer.wait_for_some();
@@ -167,13 +167,13 @@ class LlHostile : public testing::TestWithParam<Shape> {
     }
 };
 
-TEST_P(LlHostile, ThreadsSurviveNonsense) {
+TEST_P(LlHostile, ThreadsSurviveGarbage) {
     if (kSeesRaces && GetParam().masks)
         GTEST_SKIP() << "who is masked by mistake may write where others do, on purpose";
     survive_in_threads(15, program());
 }
 
-TEST_P(LlHostile, ProcessesSurviveNonsense) {
+TEST_P(LlHostile, ProcessesSurviveGarbage) {
     if (kSeesRaces) GTEST_SKIP() << "ThreadSanitizer does not see races between processes";
     survive_in_processes(5, program());
 }

@@ -70,7 +70,7 @@ TEST(PeerFaults, TheHostLearnsOfAFailureWithItsRecord) {
     EXPECT_NE(later.status.failed, 0u);
 }
 
-// With masks a rank that finds nonsense among its own words fails: it is not left out by itself.
+// With masks a rank that finds garbage among its own words fails: it is not left out by itself.
 TEST(PeerFaults, ARankDoesNotMaskItself) {
     for (const uint32_t peer : {1u, 2u}) {
         Waiting waiting;

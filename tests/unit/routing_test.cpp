@@ -185,7 +185,7 @@ TEST(Routing, TargetsAreTheRanksOfChoicesOrTheFirstOfAMask) {
 }
 
 // An expert id that does not fit is no expert's, instead of that of its lower bits.
-TEST(Routing, NumbersThatDoNotFitAreNobodys) {
+TEST(Routing, NumbersOutOfRangeBelongToNoRank) {
     RoundTrip trip;
     std::fill(trip.ids.begin(), trip.ids.end(), (int64_t{1} << 32) + 3);
     trip.ids[1] = INT64_MIN;
@@ -196,8 +196,8 @@ TEST(Routing, NumbersThatDoNotFitAreNobodys) {
     for (uint32_t k = 0; k < kTopk; ++k) EXPECT_EQ(trip.words[1 + k], UINT32_MAX);
 }
 
-// Nonsense, as any rank may send it, stays within the tensors: a sanitizer sees what does not.
-TEST(Routing, NonsenseStaysInside) {
+// Garbage that a rank may send causes no access outside of the tensors; sanitizers check that.
+TEST(Routing, GarbageStaysInside) {
     std::mt19937 random(11);
     for (int round = 0; round < 40; ++round) {
         std::vector<uint32_t> words(kTokens * RoundTrip::kWords);
@@ -232,7 +232,7 @@ TEST(Routing, NonsenseStaysInside) {
     }
 }
 
-TEST(Routing, ComeBackAsTheyWent) {
+TEST(Routing, RoundTrips) {
     for (const LaunchShape& shape : kShapes) {
         RoundTrip trip;
         const crossdockRoutingSent_t sent = trip.sent();

@@ -247,8 +247,8 @@ void LocalExecutor::run(const LaunchShape& shape, const std::function<void(Warp&
     Launch launch{&kernel, shape.streams_rows, shape.is_users, IdleBackoff(num_spins_), progress_.get(), peers_.get()};
     memory.prepare(shape, launch);
     release(&launch);
-    struct Nobody {
-        ~Nobody() { Warp::set_running(nullptr); }
+    struct ClearRunning {
+        ~ClearRunning() { Warp::set_running(nullptr); }
     } at_the_end;
     if (memory.warps.size() == 1) {
         Warp::set_running(&memory.warps.front());

@@ -190,14 +190,14 @@ TEST(A2sgd, SeedsAreClean) {
     });
 }
 
-// Beside a rank that writes nonsense into the others' memory a step fails, or it is made: means may be wrong then.
-TEST(A2sgd, NonsenseIsSurvived) {
+// If a rank writes garbage into the others' memory, a step fails, or it is made, perhaps with wrong means.
+TEST(A2sgd, SurvivesGarbage) {
     on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         const Seeds seeds = seeds_or(1, 300);
         uint64_t clean = 0;
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
             const WithLsaTeam team(seed % 2 == 0 ? 1 : 0);
-            const bool is_clean = survives_nonsense(backend, ranks_or(3), seed, [seed](RankContext& context) {
+            const bool is_clean = survives_garbage(backend, ranks_or(3), seed, [seed](RankContext& context) {
                 const A2sgdShape shape{{ncclFloat32, 100}, {ncclBfloat16, 20 * (seed % 100)}};
                 A2sgdRank rank(context, shape, a2sgd_config(seed % 3 == 0));
                 for (uint64_t step = 1; step <= 10; ++step) {
@@ -207,7 +207,7 @@ TEST(A2sgd, NonsenseIsSurvived) {
             });
             clean += is_clean ? 1 : 0;
         }
-        EXPECT_TRUE(clean < seeds.count || seeds.count < 50) << "nobody saw nonsense";
+        EXPECT_TRUE(clean < seeds.count || seeds.count < 50) << "no rank saw garbage";
     });
 }
 

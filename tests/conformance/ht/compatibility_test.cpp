@@ -56,7 +56,7 @@ TEST(HtCompatibility, Version1CallersNameABudget) {
     });
 }
 
-TEST(HtCompatibility, TheNumberOfReceivedRowsIsTold) {
+TEST(HtCompatibility, ReturnsTheNumberOfReceivedRows) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const Room room : {Room::kEnough, Room::kDropping, Room::kEager}) {

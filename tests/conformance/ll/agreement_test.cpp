@@ -323,7 +323,7 @@ TEST(Agreement, WindowsThatLieOtherwiseAreNoticed) {
 }
 
 // Who offers no window, or only one of two, need not have it where the others do: then nobody writes straight there.
-TEST(Agreement, WindowsThatNobodyReachesMayLieAnywhere) {
+TEST(Agreement, WindowsOutOfReachMayLieAnywhere) {
     constexpr Passed kOdd[] = {
         {.num_scales = 16, .tokens_in_window = false, .scales_in_window = false, .token_shift = 4096},
         {.num_scales = 16, .scales_in_window = false, .token_shift = 4096},

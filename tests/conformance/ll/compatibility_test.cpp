@@ -255,7 +255,7 @@ TEST(Compatibility, FieldsAreReadWholeOrNotAtAll) {
 }
 
 // An engine that serves both modes asks for experts' offsets and for the total in low latency, too.
-TEST(Compatibility, PlacesAreToldInLowLatency) {
+TEST(Compatibility, ReturnsPlacesInLowLatency) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             for (const ncclDataType_t type : {ncclInt32, ncclInt64}) {

@@ -162,7 +162,7 @@ class StderrInFile {
 
 // On a GPU a failure is printed when it happens, once per group, before any further call. On a CPU the failed call
 // returns it, and prints nothing.
-TEST(Fault, AFailureIsToldWhenItHappens) {
+TEST(Fault, AFailureIsReportedWhenItHappens) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const bool quiet : {false, true}) {
             setenv("NCCL_EP_QUIET", quiet ? "1" : "0", 1);

@@ -80,7 +80,7 @@ RunReport expect_clean(const BackendSpec& spec, int num_ranks, std::optional<uin
     return report;
 }
 
-bool survives_nonsense(const BackendSpec& backend, int num_ranks, uint64_t seed, const RankProgram& program) {
+bool survives_garbage(const BackendSpec& backend, int num_ranks, uint64_t seed, const RankProgram& program) {
     BackendSpec spec = backend;
     spec.deterministic.seed = seed;
     spec.deterministic.fault = CROSSDOCK_FAULT_WRITE_NONSENSE;

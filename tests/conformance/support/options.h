@@ -50,10 +50,10 @@ std::string replay_line(Backend kind, int num_ranks, std::optional<uint64_t> see
 RunReport expect_clean(const BackendSpec& spec, int num_ranks, std::optional<uint64_t> seed,
                        const RankProgram& program);
 
-// Runs the program in the simulation beside a rank that writes nonsense. It is a failure if memory outside of
-// the program's buffers is written, if somebody waits for ever, or if a program throws. False: its calls have failed,
-// or its rows were wrong.
-bool survives_nonsense(const BackendSpec& backend, int num_ranks, uint64_t seed, const RankProgram& program);
+// Runs the program in the simulation beside a rank that writes garbage. It is a failure if memory outside of the
+// program's buffers is written, a rank waits forever, or a program throws. Returns false if calls have failed or rows
+// were wrong.
+bool survives_garbage(const BackendSpec& backend, int num_ranks, uint64_t seed, const RankProgram& program);
 
 // For every selected backend that is also among `kinds`: calls run(spec). A test that finds none says that it skipped,
 // and why.
