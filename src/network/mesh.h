@@ -72,7 +72,7 @@ class Mesh : private FrameSink {
     // A strong signal comes after all of the context's puts to that peer.
     void signal_copy(uint32_t context, uint32_t peer, const Signal& signal);
 
-    // Notes are small messages between hosts' programs. The numbers of notes to a peer grow; reading one discards
+    // Notes are small messages between the ranks' host code. The numbers of notes to a peer grow; reading one discards
     // earlier ones.
     void send_note(uint32_t peer, uint64_t number, std::span<const std::byte> bytes);
     // Returns false if it has not arrived.

@@ -26,8 +26,8 @@ struct NcclRank {
 // NCCL's properties of the communicator. Local.
 ncclCommProperties_t properties_of(const NcclRank& self);
 
-// Address on this rank's GPU of the piece of `rank`, which is in this rank's LSA team; of all ranks of the team. Local,
-// host only.
+// Addresses on this rank's GPU: of the piece of `rank`, which is in this rank's LSA team, and of all ranks of the team.
+// Local, host only.
 std::byte* address_in_window(const NcclRank& self, ncclWindow_t window, int rank);
 PeerMap peers_of_window(const NcclRank& self, ncclWindow_t window);
 
