@@ -11,7 +11,7 @@
 namespace crossdock::testing {
 
 std::string free_address() {
-    // Below the ports that the system itself gives to connections.
+    // Below the kernel's ephemeral port range.
     constexpr int kFirst = 10'000;
     constexpr int kPorts = 20'000;
     static int next = getpid() * 61;

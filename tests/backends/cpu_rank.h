@@ -12,10 +12,10 @@
 
 namespace crossdock::testing {
 
-// "127.0.0.1:PORT", a port that nobody listens on now.
+// "127.0.0.1:PORT" with a port that is free now.
 std::string free_address();
 
-// Communicators that threads of one process make together: whoever comes first makes them for all.
+// Communicators of threads of one process: the first thread creates them for all.
 class CommunicatorSets {
   public:
     explicit CommunicatorSets(int num_ranks) : num_ranks_(num_ranks) {}

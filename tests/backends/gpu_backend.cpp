@@ -138,7 +138,7 @@ RunReport run_on_gpu_threads(int num_ranks, const RankProgram& program) {
             use_device_of(rank);
             const auto make_comm = [&](int index) { return cache.get(num_ranks, index, rank); };
             GpuRank context(make_comm(0), rank, num_ranks, false, exchange, make_comm);
-            // Nobody launches while another still allocates, here and at the end.
+            // No rank launches while another one still allocates, here and at the end.
             exchange.barrier();
             run_guarded(context, program);
             failures = context.failures();

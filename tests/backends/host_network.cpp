@@ -145,7 +145,7 @@ void HostNetwork::enter(int host) const {
     const Host& entered = hosts_.at(static_cast<size_t>(host));
     check(setns(entered.network, CLONE_NEWNET) == 0, "setns");
     check(setns(entered.ipc, CLONE_NEWIPC) == 0, "setns");
-    // UCX looks for devices in /sys, which shows those of the network that it was mounted in.
+    // UCX finds devices in /sys, which shows those of the network namespace in which it was mounted.
     check(unshare(CLONE_NEWNS) == 0, "unshare");
     check(mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0, "mount");
     check(mount("sysfs", "/sys", "sysfs", 0, nullptr) == 0, "mount of /sys");
@@ -157,7 +157,7 @@ void HostNetwork::meet(int num_processes) {
     while (cables_->num_met < num_processes) sched_yield();
 }
 
-// Whatever comes from a host goes to all others; those for whom it is not meant do not look at it.
+// Frames from a host go to all others, which ignore those not addressed to them.
 void HostNetwork::run_switch() const {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     std::vector<std::deque<Frame>> queues(hosts_.size());
@@ -183,7 +183,7 @@ void HostNetwork::run_switch() const {
         for (size_t to = 0; to < hosts_.size(); ++to) {
             while (!queues[to].empty() && queues[to].front().leaves_us <= now_us()) {
                 const Frame& frame = queues[to].front();
-                // One that the host cannot take is lost, as on any cable.
+                // A frame that the host cannot accept is lost, as on any cable.
                 if (!cables_->is_cut[to]) (void)!write(hosts_[to].tap, frame.bytes.data(), frame.bytes.size());
                 queues[to].pop_front();
             }

@@ -30,14 +30,14 @@ class HostNetwork {
     // Of a port of host 0.
     std::string address() const { return "10.77.0.1:7000"; }
 
-    // Returns when so many processes have called it. Once a network.
+    // Returns when `count` processes have called it. Once per network.
     void meet(int num_processes);
 
-    // By whichever process: what comes from the host and what goes there is lost until the cable is mended.
+    // From any process: frames from and to the host are lost until the cable is mended.
     void cut(int host) { cables_->is_cut[host] = true; }
     void mend(int host) { cables_->is_cut[host] = false; }
 
-    // Every frame takes so long, and every cable carries no more than this.
+    // Sets the delay of every frame and the bandwidth of every cable.
     void slow_down(uint64_t delay_us, uint64_t bytes_per_ms) {
         cables_->delay_us = delay_us;
         cables_->bytes_per_ms = bytes_per_ms;

@@ -28,7 +28,7 @@ namespace {
 constexpr uint64_t kSecond = 1'000'000'000;
 
 std::string free_address() {
-    // Below the ports that the system itself gives to connections.
+    // Below the kernel's ephemeral port range.
     static int next = getpid() * 61;
     for (;;) {
         const auto port = static_cast<uint16_t>(10'000 + ++next % 20'000);

@@ -58,7 +58,7 @@ TEST(LocalExecutor, WarpsOfABlockShareMemoryAndBlocksDoNot) {
     });
 }
 
-// Ranks as threads, more of them than cores: everybody waits for everybody, many times.
+// Ranks as threads, more of them than cores: all wait for each other, many times.
 TEST(LocalExecutor, LaunchesOfManyThreadsWaitForEachOther) {
     constexpr int kRanks = 8;
     constexpr int kRounds = 200;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A failure that a kernel leaves in host-visible memory is told once, while nobody calls the library.
+// A failure that a kernel leaves in host-visible memory is reported once, without a call of the library.
 #include "core/failure_watch.h"
 
 #include <gtest/gtest.h>

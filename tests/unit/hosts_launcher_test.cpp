@@ -63,11 +63,11 @@ TEST(HostsLauncher, MpirunIsUnderstood) {
     EXPECT_EQ(launch.num_ranks, 4);
     EXPECT_EQ(launch.local_ranks, 2);
     EXPECT_EQ(launch.address, "node-a:7000");
-    // All ranks on this host: everybody knows where that is.
+    // All ranks on this host: its address is known.
     EXPECT_EQ(read(with(kMpirun, {{"CROSSDOCK_ADDRESS", ""}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}}))
                   .address.find("localhost:1"),
               0u);
-    // Whoever is between mpirun and the ranks, a job has one port on its host.
+    // With any process between mpirun and the ranks, a job has one port on its host.
     const Environment local = with(kMpirun, {{"CROSSDOCK_ADDRESS", ""}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}});
     const std::string address = read(with(local, {{"PMIX_NAMESPACE", "job-1"}})).address;
     EXPECT_EQ(read(with(local, {{"PMIX_NAMESPACE", "job-1"}})).address, address);
