@@ -286,6 +286,12 @@ typedef enum {
  * SENDER between crossdockHandleRebind and the next dispatch. */
 ncclResult_t crossdockHandleSetSums(ncclEpHandle_t handle, crossdockSums_t sums);
 
+/* A number of the caller's that all ranks must pass alike to the operations issued from now on, as they must their
+ * shapes: for layers whose calls can differ in what the library does not see. A difference fails the operation on all
+ * ranks with both numbers, before an output is written. Costs nothing on the way. Handles start with 0.
+ * InvalidArgument: tag is above 1023. InvalidUsage: an LL handle. */
+ncclResult_t crossdockHandleSetTag(ncclEpHandle_t handle, unsigned int tag);
+
 /* Writes to *count, device memory of 8 bytes, how many pairs of an own token and a masked rank the handle's current
  * routing has dropped: the token has experts on that rank, which was masked when ncclEpUpdateHandle ended. Other ranks
  * still get the token. Rows dropped by overflow_policy are not counted: their number is recv_total_counter minus the

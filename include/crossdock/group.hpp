@@ -117,6 +117,7 @@ class Handle {
     void complete(cudaStream_t stream = nullptr) { check(ncclEpComplete(handle_, nullptr, stream)); }
 
     void set_sums(crossdockSums_t sums) { check(crossdockHandleSetSums(handle_, sums)); }
+    void set_tag(unsigned int tag) { check(crossdockHandleSetTag(handle_, tag)); }
     void rebind(Tensor& topk_idx) { check(crossdockHandleRebind(handle_, topk_idx.get())); }
 
   private:

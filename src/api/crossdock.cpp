@@ -60,6 +60,10 @@ ncclResult_t crossdockHandleSetSums(ncclEpHandle_t handle, crossdockSums_t sums)
     return crossdock::boundary([&] { crossdock::handles().find(handle)->set_sums(sums); });
 }
 
+ncclResult_t crossdockHandleSetTag(ncclEpHandle_t handle, unsigned int tag) {
+    return crossdock::boundary([&] { crossdock::handles().find(handle)->set_tag(tag); });
+}
+
 ncclResult_t crossdockHandleRebind(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx) {
     return crossdock::boundary([&] { crossdock::handles().find(handle)->rebind(topk_idx); });
 }

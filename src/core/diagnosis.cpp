@@ -90,6 +90,17 @@ std::string value_of(Term term, uint64_t value) {
     return fmt::format("{}", value);
 }
 
+// What an HT caller compares by itself; takes it out of the terms.
+std::string difference_of_tags(const PeerFault& fault, int rank, Terms& ours, Terms& theirs) {
+    const bool is_update = fault.operation == OperationKind::kUpdate;
+    const uint64_t own = ours.tag(is_update), other = theirs.tag(is_update);
+    if (own == 0 && other == 0) return "";
+    ours = ours.without_tag(is_update);
+    theirs = theirs.without_tag(is_update);
+    if (own == other) return "";
+    return fmt::format("the tag (crossdockHandleSetTag) is {} on rank {}, {} on rank {}", own, rank, other, fault.peer);
+}
+
 // What a rank announced: "announced 70000 rows".
 const char* name_of(PeerNumber number) {
     switch (number) {
@@ -151,11 +162,14 @@ std::string describe(const PeerFault& fault, int rank, const char* mode) {
             "on rank {} (hashes {:#x} and {:#x}), expected the same where both are window-backed; in {}",
             fault.peer, rank, fault.seen, fault.expected, where);
     }
+    Terms own{fault.expected}, other{fault.seen};
     std::string differences;
+    if (std::strcmp(mode, "HT") == 0 && own.get(Term::kOperation) == other.get(Term::kOperation))
+        differences = difference_of_tags(fault, rank, own, other);
     for (uint32_t i = 0; i < static_cast<uint32_t>(Term::kNumTerms); ++i) {
         const Term term = static_cast<Term>(i);
-        const uint64_t ours = Terms{fault.expected}.get(term);
-        const uint64_t theirs = Terms{fault.seen}.get(term);
+        const uint64_t ours = own.get(term);
+        const uint64_t theirs = other.get(term);
         if (ours == theirs) continue;
         differences += fmt::format("{}{} is {} on rank {}, {} on rank {}", differences.empty() ? "" : "; ",
                                    name_of(term), value_of(term, ours), rank, value_of(term, theirs), fault.peer);

@@ -31,6 +31,7 @@ class Handle {
                          const ncclEpCombineConfig_t* config, cudaStream_t stream) = 0;
     virtual void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) = 0;
     virtual void set_sums(crossdockSums_t sums) = 0;
+    virtual void set_tag(unsigned int tag) = 0;
     virtual void rebind(const ncclEpTensor_t* topk_idx) = 0;
     virtual void dropped_tokens(uint64_t* count, cudaStream_t stream) = 0;  // count: device memory
     virtual void sources(const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges, cudaStream_t stream) = 0;

@@ -18,7 +18,7 @@ enum class Term : uint32_t {
     kRecipe,      // of quantization, or a combine's format on the wire; meaning by operation
     kDirection,   // forward or backward
     kScaleUnits,  // bytes of a row's forwarded scales / kRowUnitBytes
-    kSums,        // crossdockSums_t
+    kSums,        // crossdockSums_t; HT: there is a tag
     kRouting,     // HT: which one is used, the number of the operation that made it. LL dispatch: WindowTerm
     kNumTerms
 };
@@ -61,6 +61,29 @@ struct Terms {
         return with(term, fold(bits_of(static_cast<uint32_t>(term)), value));
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t get(Term term) const { return word >> shift_of(term) & max_of(term); }
+
+    // High throughput: a caller's tag (crossdockHandleSetTag), 0 for none. It takes fields that are free there: updates
+    // name no routing; other operations name one, from which top-k and layout follow, and their recipes take two bits.
+    static constexpr uint32_t kTagBits = 10, kRecipeBits = 2;
+    constexpr Terms with_tag(uint64_t tag, bool is_update) const {
+        if (tag == 0) return *this;
+        const Terms tagged = with(Term::kSums, 1);
+        if (is_update) return tagged.with(Term::kRouting, tag);
+        const Terms low = tagged.with(Term::kTopk, tag).with(Term::kLayout, tag >> 7);
+        return low.with(Term::kRecipe, get(Term::kRecipe) | (tag >> 9) << kRecipeBits);
+    }
+    constexpr uint64_t tag(bool is_update) const {
+        if (get(Term::kSums) == 0) return 0;
+        if (is_update) return get(Term::kRouting);
+        return get(Term::kTopk) | get(Term::kLayout) << 7 | get(Term::kRecipe) >> kRecipeBits << 9;
+    }
+    // Nothing in the fields of a tag.
+    constexpr Terms without_tag(bool is_update) const {
+        const Terms bare = with(Term::kSums, 0);
+        if (is_update) return bare.with(Term::kRouting, 0);
+        const uint64_t recipe = get(Term::kRecipe) & ((1u << kRecipeBits) - 1);
+        return bare.with(Term::kTopk, 0).with(Term::kLayout, 0).with(Term::kRecipe, recipe);
+    }
 
     // A value of fewer than `bits` bits is kept; a larger one becomes a 1 followed by a hash, so that two different
     // ones are seldom equal.

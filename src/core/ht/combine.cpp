@@ -117,6 +117,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     // A rank without rows may not know their size, except that between teams it forwards those of others.
     if (wide.num_elements() > 0 || config.has_several_teams())
         terms = terms.with_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes).with(Term::kDtype, tokens.dtype);
+    add_tag(args.common);
     const LaunchShape shape = plan_ht_combine(*group_, args);
     before_operation(stream);
     launch<HtCombine>(group_->runtime(), args, shape, stream);

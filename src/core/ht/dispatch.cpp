@@ -77,6 +77,7 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     }
     memory.expect_apart();
     args.common.terms = args.common.terms.with(Term::kDirection, direction).with(Term::kRecipe, recipe);
+    add_tag(args.common);
     const LaunchShape shape = plan_ht_dispatch(*group_, args);
     before_operation(stream);
     launch<HtDispatch>(group_->runtime(), args, shape, stream);

@@ -114,6 +114,10 @@ HtCommon HtHandle::common(OperationKind operation, uint32_t channels) const {
     return common;
 }
 
+void HtHandle::add_tag(HtCommon& common) const {
+    common.terms = common.terms.with_tag(tag_, common.scope.operation == OperationKind::kUpdate);
+}
+
 HtCounters HtHandle::read_counters(const ncclEpLayoutInfo_t& info, CallMemory& memory) const {
     HtCounters counters{};
     std::optional<ncclDataType_t> shared_dtype;
@@ -178,6 +182,7 @@ void HtHandle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* ca
     routed_cleans_ = args.host_total == nullptr ? kAnyClean : group_->num_cleans();
     args.cleans = routed_cleans_;
     args.maker = maker();
+    add_tag(args.common);
     const LaunchShape shape = plan_ht_update(*group_, args);
     before_operation(stream);
     launch<HtUpdate>(group_->runtime(), args, shape, stream);
@@ -236,6 +241,12 @@ void HtHandle::complete(const ncclEpCompleteConfig_t* config, cudaStream_t) {
 void HtHandle::set_sums(crossdockSums_t) {
     fail(ncclInvalidUsage,
          "the handle belongs to an HT group, allowed for crossdockHandleSetSums: LL expert-major handles");
+}
+
+void HtHandle::set_tag(unsigned int tag) {
+    constexpr unsigned int kMost = (1u << Terms::kTagBits) - 1;
+    require(tag <= kMost, ncclInvalidArgument, "tag is {}, allowed: 0..{}", tag, kMost);
+    tag_ = tag;
 }
 
 void HtHandle::rebind(const ncclEpTensor_t*) {

@@ -120,6 +120,10 @@ LlHandle::Routing LlHandle::read_routing(const ncclEpTensor_t* caller, size_t nu
     return {topk_idx.data, topk_idx.dtype == ncclInt64, static_cast<uint32_t>(topk_idx.sizes[0])};
 }
 
+void LlHandle::set_tag(unsigned int) {
+    fail(ncclInvalidUsage, "the handle is of an LL group: tags apply to HT handles");
+}
+
 void LlHandle::set_sums(crossdockSums_t sums) {
     group_->expect_working();
     require(is_expert_major(), ncclInvalidUsage,

@@ -29,6 +29,7 @@ class LlHandle final : public Handle {
                  const ncclEpCombineConfig_t* config, cudaStream_t stream) override;
     void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) override;
     void set_sums(crossdockSums_t sums) override;
+    void set_tag(unsigned int tag) override;
     void rebind(const ncclEpTensor_t* topk_idx) override;
     void dropped_tokens(uint64_t* count, cudaStream_t stream) override;
     void sources(const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges, cudaStream_t stream) override;

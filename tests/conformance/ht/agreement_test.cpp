@@ -33,6 +33,7 @@ struct Passed {
     size_t window_shift = 0;    // bytes
     size_t scale_shift = 0;
     bool other_window = false;
+    unsigned int tag = 0;
 };
 
 // What one rank does otherwise.
@@ -80,6 +81,24 @@ constexpr Difference kDifferences[] = {
      {.kind = Kind::kDispatch, .num_scales = 16},
      "32",
      "16"},
+    {"the tag (crossdockHandleSetTag)", {}, {.tag = 1023}, "0", "1023"},
+    {"the tag (crossdockHandleSetTag)", {.tag = 2}, {.tag = 3}, "2", "3"},
+    {"the tag (crossdockHandleSetTag)", {.kind = Kind::kDispatch}, {.kind = Kind::kDispatch, .tag = 2}, "0", "2"},
+    {"the tag (crossdockHandleSetTag)",
+     {.kind = Kind::kDispatch, .tag = 1},
+     {.kind = Kind::kDispatch, .tag = 513},
+     "1",
+     "513"},
+    {"the tag (crossdockHandleSetTag)",
+     {.kind = Kind::kCombine, .tag = 129},
+     {.kind = Kind::kCombine, .tag = 1},
+     "129",
+     "1"},
+    {"the direction",
+     {.kind = Kind::kCombine, .direction = kBackward, .tag = 770},
+     {.kind = Kind::kCombine, .direction = kForward, .tag = 770},
+     "backward",
+     "forward"},
     {"win_offset of the tensor of rows is ",
      {.kind = Kind::kDispatch},
      {.kind = Kind::kDispatch, .window_shift = 4096},
@@ -127,6 +146,8 @@ class Caller {
 
     ncclResult_t call(const Passed& passed) {
         const ncclEpHandle_t handle = handles_[passed.other_layout ? 2 : passed.other_handle ? 1 : 0];
+        const ncclResult_t tagged = crossdockHandleSetTag(handle, passed.tag);
+        if (tagged != ncclSuccess) return tagged;
         switch (passed.kind) {
             case Kind::kUpdate: {
                 OpenTensor ids;
@@ -224,6 +245,19 @@ class Caller {
     Buffer ids_, input_, output_;
     std::vector<ncclEpHandle_t> handles_;
 };
+
+// Tags are numbers of ten bits, of high throughput.
+TEST(HtAgreement, TagsHaveARange) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        expect_clean(spec, ranks_or(1), std::nullopt, [](RankContext& context) {
+            Caller caller(context, NCCL_EP_LAYOUT_FLAT, nullptr);
+            RANK_OK(context, caller.call({.kind = Kind::kDispatch, .tag = 1023}));
+            RANK_REFUSED(context, ncclInvalidArgument, "tag is 1024, allowed: 0..1023", caller.call({.tag = 1024}));
+            RANK_REFUSED(context, ncclInvalidArgument, "handle", crossdockHandleSetTag(nullptr, 1));
+            caller.synchronize();
+        });
+    });
+}
 
 void disagree(RankContext& context, ncclEpLayout_t layout, const Difference& difference, int odd_rank, bool windows) {
     ScopedArena arena(context, kHtWindowBytes);
