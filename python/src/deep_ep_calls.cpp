@@ -213,7 +213,7 @@ nb::object combine(nb::handle pools, nb::handle x, nb::handle topk_idx, nb::hand
     expect_python(is_own >= 0);
     const nb::handle none = Py_None;
     const bool is_known = is_own == 1 && form.combines.look_up({x, topk_idx, topk_weights, out, none}).is_valid();
-    if (!is_known || !lease.bound.is(lease.topk_idx) || !is_same_memory(topk_idx, lease.topk_idx) ||
+    if (!is_known || lease.is_pending || !lease.bound.is(lease.topk_idx) || !is_same_memory(topk_idx, lease.topk_idx) ||
         !is_dense(topk_weights)) {
         return nb::none();
     }

@@ -86,6 +86,9 @@ def test_low_latency_combine_goes_by_its_own_choices() -> None:
             spoilt[0] = torch.nan
         check(torch.where(ids == 0, -1, ids), weights, spoilt)
         check(ids, weights)
+        # An expert of the dispatch more than once, an unmoved column among them.
+        check(ids[:, [0, 0, 1]].contiguous(), weights)
+        check(ids[:, [1, 1, 1]].contiguous(), weights)
         other = ids.clone()
         other[0, 2] = next(e for e in range(problem.num_experts) if e not in ids[0].tolist())
         with pytest.raises(AssertionError, match=rf"topk_idx has expert {int(other[0, 2])} for token 0, expected"):

@@ -15,6 +15,7 @@ from test_deep_ep import buffer_of  # noqa: E402
 
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
+from crossdock.deep_ep.low_latency import explained  # noqa: E402
 from crossdock.deep_ep.utils import math, testing  # noqa: E402
 
 E, M = 4, 4
@@ -120,6 +121,33 @@ def test_arguments_are_named() -> None:
         elastic.destroy()
 
     ep.run_threads(1, program)
+
+
+def test_a_hook_that_was_not_called() -> None:
+    def program(comm: ep.Communicator) -> None:
+        buffer = buffer_of(comm, low_latency_mode=True)
+        x, ids, weights = torch.ones(2, 128, dtype=torch.bfloat16), torch.tensor([[0, 1]] * 2), torch.ones(2, 2)
+        for _ in range(2):
+            rows, _, handle, _, hook = buffer.low_latency_dispatch(x, ids, M, E, use_fp8=False, return_recv_hook=True)
+            with pytest.raises(AssertionError, match="its earlier call has not received yet: call the hook"):
+                buffer.low_latency_combine(rows, ids, weights, handle)
+            hook()
+            sums, _, hook = buffer.low_latency_combine(rows, ids, weights, handle, return_recv_hook=True)
+            with pytest.raises(AssertionError, match="its earlier call has not received yet: call the hook"):
+                buffer.low_latency_combine(rows, ids, weights, handle)
+            hook()
+            assert torch.equal(sums, 2 * x)
+        buffer.destroy()
+
+    ep.run_threads(1, program)
+
+
+def test_ranks_that_wait_are_told_of_shapes() -> None:
+    """Operations of other shapes are of another group, in which a rank waits alone."""
+    error = explained(ep.RemoteError("the group has failed: rank 0 waited for rank 1 in LL dispatch (operation 2)"))
+    assert isinstance(error, ep.RemoteError)
+    assert "different num_max_dispatch_tokens_per_rank or num_experts" in str(error)
+    assert str(explained(ep.RemoteError("in LL combine"))) == "in LL combine"
 
 
 def test_arguments_of_other_builds() -> None:

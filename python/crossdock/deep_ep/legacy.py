@@ -17,7 +17,7 @@ from crossdock.deep_ep.errors import WrongArgument, require, require_state, tran
 from crossdock.deep_ep.events import EventHandle, EventOverlap
 from crossdock.deep_ep.fresh import check_counts, check_routing, expect_alike
 from crossdock.deep_ep.layout import check_count, check_device, check_tensor, describe, is_whole
-from crossdock.deep_ep.low_latency import LowLatency
+from crossdock.deep_ep.low_latency import LowLatency, explained
 from crossdock.deep_ep.normal import DispatchHandle, Normal, Tokens, biases_of
 from crossdock.deep_ep.other_builds import refuse_nvfp4, refuse_overlap
 from crossdock.deep_ep.ranks import Ranks
@@ -387,7 +387,7 @@ class Buffer:
                     low_latency.forms, x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, is_split, side
                 )
             except Error as error:
-                raise translated(error) from error
+                raise explained(error) from error
             if made is not None:
                 return made  # type: ignore[no-any-return]
         arguments = x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0, statistics, waiting

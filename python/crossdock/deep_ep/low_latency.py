@@ -50,6 +50,15 @@ Finish = Callable[[], None]
 Shape = tuple[int, int, int]
 
 
+def explained(error: Error) -> Error:
+    """As DeepEP's callers expect it."""
+    if isinstance(error, RemoteError) and "in LL dispatch" in str(error):
+        shapes = "num_max_dispatch_tokens_per_rank or num_experts"
+        return RemoteError(f"{error}; ranks that pass different {shapes} wait for each other, too")
+    return translated(error)
+
+
+
 class Form(LowLatencyForm):
     """What follows from the form of a dispatch's arguments, which are found right."""
 
@@ -151,14 +160,14 @@ class LowLatency:
     def __init__(self, ranks: Ranks, enable_masks: bool) -> None:
         self.ranks = ranks
         self.enable_masks = enable_masks
-        self._sizes: dict[tuple[str, int, int], tuple[PooledGroup, int]] = {}  # and the elements of its rows
+        self._sizes: dict[tuple[torch.device, int, int], tuple[PooledGroup, int]] = {}  # and the elements of its rows
         self.pools: list[PooledGroup] = []
         self._masked = [False] * ranks.size
         self.forms = Forms()  # of dispatches
 
     def pool(self, device: torch.device, max_tokens: int, hidden: int, num_experts: int) -> PooledGroup:
         """The group for operations of this shape; collective where it has to be made."""
-        key = (device.type, max_tokens, num_experts)
+        key = (device, max_tokens, num_experts)
         size = self._sizes.get(key)
         if size is not None and hidden <= size[1]:
             return size[0]
@@ -270,7 +279,7 @@ class LowLatency:
         try:
             recv_x, counts, handle, event, hook = form.dispatch(x, topk_idx, is_split)
         except Error as error:
-            raise translated(error) from error
+            raise explained(error) from error
         finish: Finish | None = hook
         packed = None
         if form.packed_scales is not None:
@@ -330,6 +339,8 @@ class LowLatency:
     ) -> tuple[torch.Tensor, EventOverlap, Finish | None]:
         """(combined_x, an empty event, the receive half if is_split)."""
         round_trip = self.round_trip_of(handle)
+        if round_trip.is_pending:
+            require_state(False, "handle: its earlier call has not received yet: call the hook that it returned first")
         if zero_copy:
             require_state(
                 round_trip.combine_buffer is not None,
@@ -412,8 +423,10 @@ def as_dispatched(
     is_moved = topk_idx != dispatched
     if topk_idx.is_cpu and not is_moved.any():
         return dispatched, topk_weights
-    # [T, K, K]: column k of the combine is column j of the dispatch.
-    pairs = (topk_idx.unsqueeze(2) == dispatched.unsqueeze(1)) & is_moved.unsqueeze(2) & is_moved.unsqueeze(1)
+    # [T, K, K]: column k of the combine is column j of the dispatch, one that has moved, too, where there is one.
+    same = (topk_idx.unsqueeze(2) == dispatched.unsqueeze(1)) & (is_moved & (topk_idx >= 0)).unsqueeze(2)
+    both = same & is_moved.unsqueeze(1)
+    pairs = torch.where(both.any(dim=2, keepdim=True), both, same)
     is_missing = is_moved & (topk_idx >= 0) & ~pairs.any(dim=2)
     if topk_idx.is_cpu and is_missing.any():
         token, column = is_missing.nonzero()[0].tolist()
@@ -422,10 +435,10 @@ def as_dispatched(
             "low_latency_dispatch sent it, in any order, or -1"
         )
         require(False, message)
-    # Of columns that repeat an expert each has its share of their weights: their rows are the same.
-    moved = torch.where(pairs, topk_weights.unsqueeze(2), 0.0).sum(dim=1)
-    again = (dispatched.unsqueeze(2) == dispatched.unsqueeze(1)) & is_moved.unsqueeze(2)
-    weights = torch.where(is_moved, moved / again.sum(dim=1).clamp_min(1), topk_weights)
+    # Of columns that repeat an expert each has its share of a weight: their rows are the same.
+    shares = topk_weights / pairs.sum(dim=2).clamp_min(1)
+    moved = torch.where(pairs, shares.unsqueeze(2), 0.0).sum(dim=1)
+    weights = torch.where(is_moved, moved, topk_weights + moved)
     is_kept = ~is_moved | pairs.any(dim=1)
     return torch.where(is_kept, dispatched, -1), weights
 
