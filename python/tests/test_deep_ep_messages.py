@@ -61,6 +61,12 @@ def test_arguments_are_named() -> None:
                 lambda: buffer.dispatch(x, **arguments | {"num_tokens_per_expert": torch.ones(E)}),
                 "num_tokens_per_expert is .*float32, expected .* of torch.int32",
             ),
+            (lambda: buffer.combine(rows, handle, bias=7), "bias is of type int, allowed: None, a tensor, or two"),
+            (lambda: elastic.combine(x, of_elastic, bias=7), "bias is of type int, allowed: None, a tensor, or two"),
+            (
+                lambda: elastic.combine(x, of_elastic, topk_weights=[1.0]),
+                "topk_weights is of type list, expected a torch.Tensor",
+            ),
             (lambda: buffer.combine(rows.to("meta"), handle), "x is on device meta, expected cpu"),
             (lambda: buffer.combine(rows, handle, bias=far["x"]), "bias is on device meta, expected cpu"),
             (
@@ -118,6 +124,21 @@ def test_arguments_are_named() -> None:
             assert isinstance(raised.value, ep.Error)
         assert deep_ep.get_physical_domain_size(comm) == (1, 1)
         buffer.destroy()
+        elastic.destroy()
+
+    ep.run_threads(1, program)
+
+
+def test_flags_of_any_type() -> None:
+    """As in DeepEP, whatever has a truth value."""
+
+    def program(comm: ep.Communicator) -> None:
+        elastic: Any = deep_ep.ElasticBuffer(comm, explicitly_destroy=True)
+        x, ids = torch.ones(2, 128, dtype=torch.bfloat16), torch.tensor([[0, 1]] * 2)
+        for flag, rows in ((0, 2), (None, 2), (1, 4), (torch.tensor(True), 4)):
+            received, _, _, handle, _ = elastic.dispatch(x, ids, num_experts=E, do_expand=flag, do_zero_padding=flag)
+            assert len(received) == rows and type(handle.do_expand) is bool
+            assert len(elastic.dispatch(x, handle=handle, do_expand=flag)[0]) == rows
         elastic.destroy()
 
     ep.run_threads(1, program)

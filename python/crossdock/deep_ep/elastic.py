@@ -213,10 +213,11 @@ class ElasticBuffer:
         if handle is not None and is_alone and topk_weights is None and statistics is None:
             is_bare = topk_idx is None and num_experts is None and expert_alignment is None
             if not is_bare or do_cpu_sync or do_expand or type(handle) is not EPHandle or handle.do_expand:
-                self._check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, do_expand)
+                self._check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, bool(do_expand))
             again = runtime.elastic.rows_again(x, handle)
             if again is not None:
                 return *again, None, handle, no_event()
+        do_expand, do_zero_padding = bool(do_expand), bool(do_zero_padding)
         tokens = Tokens.of(x)
         call = Call(
             tokens,
@@ -224,7 +225,7 @@ class ElasticBuffer:
             statistics,
             do_expand,
             do_zero_padding,
-            use_tma_aligned_col_major_sf,
+            bool(use_tma_aligned_col_major_sf),
         )
         if handle is not None:
             self._check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, do_expand)

@@ -223,7 +223,8 @@ def _handle_of(
 
 def biases_of(bias: Any) -> list[torch.Tensor]:
     """None, a tensor, or up to two of them."""
-    biases = [] if bias is None else [bias] if isinstance(bias, torch.Tensor) else list(bias)
+    several = list(bias) if isinstance(bias, (tuple, list)) else [bias]
+    biases = [] if bias is None else several
     tensors = all(isinstance(one, torch.Tensor) for one in biases)
     require(
         tensors and len(biases) <= 2,
