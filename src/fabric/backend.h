@@ -23,9 +23,9 @@ struct BackendTraits {
     bool splits_rows = false;    // rows pass through stages in parts
 
     // Memory.
-    uint32_t ring_slots = 0;            // HT; 0: as many as fit into the rings' bytes
-    bool has_deep_rings = false;        // HT: rings may be larger than the caches
-    bool own_expert_rows_stay = false;  // LL: ranks of one device send themselves no expert-major rows in a combine
+    uint32_t ring_slots = 0;             // HT; 0: as many as fit into the rings' bytes
+    bool has_deep_rings = false;         // HT: rings may be larger than the caches
+    bool own_expert_rows_stay = false;   // LL: ranks of one device send themselves no expert-major rows in a combine
     uint32_t ll128_tokens = 0;           // LL: rows are LL128 rows up to this number of tokens per rank
     uint32_t dispatch_ll128_tokens = 0;  // the same for dispatch, which may also send plain rows
     uint32_t sent_own_rows = 0;  // combine: up to this number of rows, own ones are sent, too, not summed in place

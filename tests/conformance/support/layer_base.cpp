@@ -2,6 +2,7 @@
 #include "conformance/support/layer_base.h"
 
 #include <cmath>
+#include <utility>
 
 #include "reference/formats.h"
 
@@ -40,7 +41,7 @@ std::unique_ptr<Buffer> LayerBase::make_buffer(size_t bytes, WindowArena* arena,
 }
 
 void LayerBase::destroy_handle() {
-    const ncclResult_t result = ncclEpHandleDestroy(handle_);
+    const ncclResult_t result = ncclEpHandleDestroy(std::exchange(handle_, nullptr));
     RANK_CHECK(context_, result == ncclSuccess, "ncclEpHandleDestroy answered {}: {}", result_name(result),
                crossdockGetLastError());
 }

@@ -33,7 +33,8 @@ inline Bytes as_integers(ncclDataType_t type, const std::vector<int64_t>& number
 
 class LayerBase {
   public:
-    virtual ~LayerBase() = default;
+    // A constructor that threw has not reached the destructor that destroys the handle.
+    virtual ~LayerBase() { ncclEpHandleDestroy(handle_); }
     LayerBase(const LayerBase&) = delete;
     LayerBase& operator=(const LayerBase&) = delete;
 
