@@ -68,7 +68,7 @@ void live_on(RankContext& context, ncclEpLayout_t layout, int dead, bool with_wi
 
 // Windows are registered and deregistered by all ranks, or not at all.
 bool is_about_windows(const std::string& failure) {
-    return failure.find("in window registration for rank") != std::string::npos ||
+    return failure.find("in window registration, waiting for rank") != std::string::npos ||
            failure.find("in window deregistration, waiting for rank") != std::string::npos;
 }
 
