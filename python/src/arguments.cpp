@@ -50,7 +50,8 @@ ncclEpTensor_t* CallArrays::add_array(Array array, const char* name) {
     return arrays_.back().descriptor();
 }
 
-ncclEpTensor_t* CallArrays::add_rows(nb::handle object, const char* name, Access access, ncclDataType_t type) {
+ncclEpTensor_t* CallArrays::add_rows(nb::handle object, const char* name, Access access,
+                                     std::optional<ncclDataType_t> type) {
     if (add(object, name, access) == nullptr) return nullptr;
     Array& array = arrays_.back();
     const size_t row_bytes = array.size(array.num_dimensions() - 1) * bytes_of_datatype(array.datatype());
@@ -59,7 +60,7 @@ ncclEpTensor_t* CallArrays::add_rows(nb::handle object, const char* name, Access
         invalid_argument(std::string(name) + " has rows of " + std::to_string(row_bytes) +
                          " bytes, allowed: multiples of 16");
     }
-    array.set_row_type(type);
+    array.set_row_type(type.value_or(is_carried(array.datatype()) ? array.datatype() : ncclUint8));
     return array.descriptor();
 }
 

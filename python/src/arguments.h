@@ -6,6 +6,7 @@
 #include <nanobind/nanobind.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "array.h"
@@ -40,7 +41,9 @@ class CallArrays {
     ncclEpTensor_t* add(nanobind::handle object, const char* name, Access access);
 
     // The same, its rows read as ones of another type, whose elements divide 16 bytes, as rows must be divided by them.
-    ncclEpTensor_t* add_rows(nanobind::handle object, const char* name, Access access, ncclDataType_t type);
+    // nullopt: as their own type, or as bytes if the library does not carry that.
+    ncclEpTensor_t* add_rows(nanobind::handle object, const char* name, Access access,
+                             std::optional<ncclDataType_t> type);
 
     // The same of a torch tensor whose last two dimensions lie the other way round in memory.
     ncclEpTensor_t* add_transposed(nanobind::handle object, const char* name, Access access);

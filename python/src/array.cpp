@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "array.h"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "error.h"
@@ -65,6 +67,12 @@ size_t bytes_of_datatype(ncclDataType_t type) {
         if (known.type == type) return known.bytes;
     }
     return 1;
+}
+
+bool is_carried(ncclDataType_t type) {
+    constexpr ncclDataType_t kCarried[] = {ncclBfloat16,   ncclFloat16, ncclFloat32, ncclFloat8e4m3,
+                                           ncclFloat8e5m2, ncclUint8,   ncclInt8};
+    return std::find(std::begin(kCarried), std::end(kCarried), type) != std::end(kCarried);
 }
 
 Array::Array(Array&& other) noexcept { *this = std::move(other); }

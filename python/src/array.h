@@ -84,6 +84,8 @@ Array array_from(nanobind::handle object, const char* name, Access access);
 std::optional<ncclDataType_t> datatype_of_name(const std::string& name);
 const char* name_of_datatype(ncclDataType_t type);
 size_t bytes_of_datatype(ncclDataType_t type);
+// Whether a dispatch moves rows of this type as such.
+bool is_carried(ncclDataType_t type);
 
 // "[2, 3] of float32", for messages.
 std::string shown_array(const ncclEpTensor_t& array);

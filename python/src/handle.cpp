@@ -88,6 +88,13 @@ void Handle::set_sums(crossdockSums_t sums) {
     group_->call([&] { check(crossdockHandleSetSums(handle_, sums)); });
 }
 
+void Handle::set_tag(unsigned int tag) {
+    expect_open();
+    if (tag == tag_) return;
+    check(crossdockHandleSetTag(handle_, tag));
+    tag_ = tag;
+}
+
 void Handle::rebind(nb::handle topk_idx) {
     expect_open();
     CallArrays arrays(is_cpu(*group_), 1);
@@ -209,6 +216,8 @@ N rows of a high-throughput receive array.)")
         .def("complete", &Handle::complete, nb::kw_only(), "stream"_a.none() = nb::none(),
              "The receive half of a send_only operation; without one, nothing.")
         .def("set_sums", &Handle::set_sums, "sums"_a, "How low-latency expert-major combines sum from now on.")
+        .def("set_tag", &Handle::set_tag, "tag"_a,
+             "High throughput: a number, 0..1023, that must be the same on all ranks in the next operations.")
         .def(
             "rebind", &Handle::rebind, "topk_idx"_a.none(),
             "Low latency, expert-major, after a dispatch: its combines read this topk_idx from now on. Each element is "

@@ -23,6 +23,7 @@ class Handle {
     void complete(nanobind::handle stream);
     void complete_on(cudaStream_t stream);
     void set_sums(crossdockSums_t sums);
+    void set_tag(unsigned int tag);
     void rebind(nanobind::handle topk_idx);
     void dropped_tokens(nanobind::handle count, nanobind::handle stream);
     void sources(nanobind::handle tokens, nanobind::handle ranges, nanobind::handle stream);
@@ -51,6 +52,8 @@ class Handle {
     // False once the handle or its group is closed.
     bool is_usable() const { return handle_ != nullptr && !group_->is_closed(); }
     bool is_of_cpus() const { return group_->communicator().is_cpu(); }
+    // Whether this is not the device of the latest operation's arrays (-1: the host).
+    bool is_on_other_device(int device) const { return device != device_; }
     // Of the latest operation.
     cudaStream_t latest_stream() const { return stream_; }
 
@@ -64,6 +67,7 @@ class Handle {
     ncclEpHandle_t handle_;
     std::vector<Array> memory_, routing_, dispatched_, combined_;
     bool is_pending_ = false;
+    unsigned int tag_ = 0;
     int device_ = -1;  // of the arrays of the latest operation, for the stream that completes it
     cudaStream_t stream_ = nullptr;
 };

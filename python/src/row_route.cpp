@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "row_route.h"
 
+#include <nanobind/stl/optional.h>
+
 #include "array.h"
 #include "collected.h"
 #include "configs.h"
@@ -47,12 +49,13 @@ nb::object new_rows(const Rows& like, int64_t num) {
                       like.tensor, like.device);
 }
 
+// type (nullopt: that of rows) and tag: what ranks compare.
 void dispatch_rows(Handle& handle, nb::handle rows, nb::handle received, nb::handle words, nb::handle received_words,
-                   nb::handle stream) {
+                   std::optional<ncclDataType_t> type, unsigned int tag, nb::handle stream) {
     handle.expect_open();
+    handle.set_tag(tag);
     CallArrays arrays(handle.is_of_cpus(), 4);
-    // Types that the library moves as they are: backward without words, and forward's recipe with them.
-    const ncclDataType_t type = words.is_none() ? ncclBfloat16 : ncclFloat8e4m3;
+    // The library moves them as they are: backward without words, and forward's recipe with them.
     auto inputs = make_struct<ncclEpDispatchInputs_t>();
     inputs.tokens = arrays.add_rows(rows, "rows", Access::kRead, type);
     inputs.scales = arrays.add_rows(words, "words", Access::kRead, ncclUint8);
@@ -69,25 +72,28 @@ void dispatch_rows(Handle& handle, nb::handle rows, nb::handle received, nb::han
 }
 
 // dispatch_rows into a new tensor, which is returned. None: tokens is not a dense tensor of torch with num_tokens rows,
-// of a type and length that the library moves as they are.
+// of a type and length that the library moves as they are, on the device of the handle's latest arrays.
 nb::object dispatch_to_new_rows(Handle& handle, nb::handle tokens, int64_t num_tokens, int64_t num_rows,
                                 int64_t most_bytes, nb::handle stream) {
     handle.expect_open();
     Rows rows;
     if (!rows.read(tokens, most_bytes) || rows.num != num_tokens || bytes_of_datatype(rows.type) > 4) return nb::none();
+    if (!is_carried(rows.type) || handle.is_on_other_device(rows.device)) return nb::none();
     nb::object received = new_rows(rows, num_rows);
-    dispatch_rows(handle, tokens, received, nb::none(), nb::none(), stream);
+    dispatch_rows(handle, tokens, received, nb::none(), nb::none(), rows.type, 0, stream);
     handle.forget_arrays();
     return received;
 }
 
 // combine into a new tensor, likewise.
 nb::object combine_to_new_rows(Handle& handle, nb::handle tokens, int64_t num_rows, int64_t num_tokens,
-                               int64_t most_bytes, nb::handle stream) {
+                               int64_t most_bytes, unsigned int tag, nb::handle stream) {
     handle.expect_open();
     Rows rows;
     if (!rows.read(tokens, most_bytes) || rows.num != num_rows) return nb::none();
     if (rows.type != ncclBfloat16 && rows.type != ncclFloat16 && rows.type != ncclFloat32) return nb::none();
+    if (handle.is_on_other_device(rows.device)) return nb::none();
+    handle.set_tag(tag);
     nb::object sums = new_rows(rows, num_tokens);
     CallArrays arrays(handle.is_of_cpus(), 2);
     auto sent = make_struct<ncclEpCombineInputs_t>();
@@ -111,9 +117,9 @@ struct RowRoute {
             return dispatch_to_new_rows(own, x, num_tokens, num_rows, most_bytes, where);
         });
     }
-    nb::object add_up(nb::handle rows, nb::handle stream) const {
+    nb::object add_up(nb::handle rows, nb::handle stream, unsigned int tag) const {
         return in_turn(rows, stream, [&](Handle& own, nb::handle where) {
-            return combine_to_new_rows(own, rows, num_rows, num_tokens, most_bytes, where);
+            return combine_to_new_rows(own, rows, num_rows, num_tokens, most_bytes, tag, where);
         });
     }
     // What work returns, with its event if it is asynchronous; None: take the general path.
@@ -136,12 +142,20 @@ struct RowRoute {
 }  // namespace
 
 void bind_row_routes(nb::module_& module) {
-    module.def("dispatch_rows", &dispatch_rows, "handle"_a, "rows"_a, "received"_a, "words"_a.none() = nb::none(),
-               "received_words"_a.none() = nb::none(), "stream"_a.none() = nb::none(),
-               nb::sig("def dispatch_rows(handle: Handle, rows: object, received: object, words: object = None, "
-                       "received_words: object = None, stream: object = None) -> None"),
-               "High throughput: rows [B, ..] of any type, and words beside them, to the places of the routing; their "
-               "lengths are multiples of 16 bytes.");
+    module.def(
+        "dispatch_rows",
+        [](Handle& handle, nb::handle rows, nb::handle received, nb::handle words, nb::handle received_words,
+           std::optional<int> type, unsigned int tag, nb::handle stream) {
+            std::optional<ncclDataType_t> known;
+            if (type) known = static_cast<ncclDataType_t>(*type);
+            dispatch_rows(handle, rows, received, words, received_words, known, tag, stream);
+        },
+        "handle"_a, "rows"_a, "received"_a, "words"_a.none() = nb::none(), "received_words"_a.none() = nb::none(),
+        "type"_a.none() = nb::none(), "tag"_a = 0, "stream"_a.none() = nb::none(),
+        nb::sig("def dispatch_rows(handle: Handle, rows: object, received: object, words: object = None, "
+                "received_words: object = None, type: int | None = None, tag: int = 0, stream: object = None) -> None"),
+        "High throughput: rows [B, ..] of any type, and words beside them, to the places of the routing; their "
+        "lengths are multiples of 16 bytes. type (an ncclDataType_t; None: that of rows) and tag: what ranks compare.");
     nb::class_<RowRoute>(module, "RowRoute", nb::type_slots(collected<RowRoute>()),
                          "Where the tokens of one dispatch went. handle: leased, its owner gives it back.")
         .def(
@@ -154,9 +168,9 @@ void bind_row_routes(nb::module_& module) {
              nb::sig("def send_again(self, x: object, stream: object = None) -> typing.Any"),
              "x [num_tokens, ..] along the route: the new tensor [num_rows, ..] that came; None: x does not fit as it "
              "is. On a SideStream: the tensor, and an EventOverlap.")
-        .def("add_up", &RowRoute::add_up, "rows"_a.none(), "stream"_a.none() = nb::none(),
-             nb::sig("def add_up(self, rows: object, stream: object = None) -> typing.Any"),
-             "Sums of rows [num_rows, ..] back where they came from, alike.");
+        .def("add_up", &RowRoute::add_up, "rows"_a.none(), "stream"_a.none() = nb::none(), "tag"_a = 0,
+             nb::sig("def add_up(self, rows: object, stream: object = None, tag: int = 0) -> typing.Any"),
+             "Sums of rows [num_rows, ..] back where they came from, alike; tag: what ranks compare.");
 }
 
 }  // namespace crossdock::python

@@ -14,6 +14,7 @@ from test_deep_ep import RANKS, buffer_of, quantised  # noqa: E402
 
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
+from crossdock.deep_ep.elastic_dispatch import Elastic  # noqa: E402
 
 
 def elastic_of(comm: ep.Communicator, **arguments: Any) -> Any:
@@ -150,6 +151,24 @@ def test_more_rows_of_an_expert_than_there_is_room_for() -> None:
     ep.run_threads(2, program)
 
 
+def test_more_experts_than_go_with_the_header() -> None:
+    """Their counts are exchanged in two parts; and calls with fewer follow."""
+
+    def program(comm: ep.Communicator) -> None:
+        buffer = buffer_of(comm)
+        for experts in (6144, RANKS):
+            ids = torch.tensor([[0], [experts - 1], [experts - 1]])
+            arguments = arguments_of(buffer.get_dispatch_layout(ids, experts))
+            x = torch.ones(3, 64, dtype=torch.bfloat16)
+            counts = buffer.dispatch(x, **arguments, topk_idx=ids, topk_weights=torch.ones(3, 1))[3]
+            assert len(counts) == experts // RANKS and sum(counts[1:-1]) == 0
+            first, last = (RANKS if comm.rank == 0 else 0), (2 * RANKS if comm.rank == RANKS - 1 else 0)
+            assert (counts[0], counts[-1]) == ((first, last) if experts > RANKS else (first + last, first + last))
+        buffer.destroy()
+
+    ep.run_threads(RANKS, program)
+
+
 Call = Any
 
 
@@ -163,13 +182,53 @@ def calls_that_differ() -> dict[str, tuple[Call, str]]:
         buffer.low_latency_dispatch(torch.ones(2, 512, dtype=torch.bfloat16), ids, 2, 4, use_fp8=False)
         buffer.low_latency_dispatch(x, ids, 2, 4, **fields)
 
-    def cached(comm: ep.Communicator, width: int = 256, scales: int = 0, rows: Any = torch.bfloat16) -> None:
+    def cached(
+        comm: ep.Communicator, width: int = 256, scales: int = 0, rows: Any = torch.bfloat16, of: Any = torch.float32
+    ) -> None:
         buffer, ids = buffer_of(comm), torch.arange(2).repeat(2, 1) * 2
         x = torch.ones(2, 256, dtype=torch.bfloat16)
         arguments = arguments_of(buffer.get_dispatch_layout(ids, 4))
         handle = buffer.dispatch(x, **arguments)[4]
         again = torch.ones(2, width).to(rows)
-        buffer.dispatch((again, torch.ones(2, scales)) if scales else again, handle=handle)
+        buffer.dispatch((again, torch.ones(2, scales).to(of)) if scales else again, handle=handle)
+
+    def seven_or_eight(comm: ep.Communicator, columns: int = 8, scales: int = 8) -> None:
+        cached(comm, columns, scales)
+
+    def normal(
+        comm: ep.Communicator, x: Any = None, worst: int = 0, experts: int = 4, expert: int = 2, **fields: Any
+    ) -> Any:
+        buffer, ids = buffer_of(comm, **fields), torch.arange(expert, expert + 2).repeat(3, 1) % experts
+        x = torch.ones(3, 256, dtype=torch.bfloat16) if x is None else x
+        arguments = arguments_of(buffer.get_dispatch_layout(ids, experts))
+        routing = {"topk_idx": ids, "topk_weights": torch.ones(3, 2)}
+        return buffer, buffer.dispatch(x, **arguments, **routing, num_worst_tokens=worst)
+
+    def too_few(comm: ep.Communicator, worst: int = 16) -> None:
+        normal(comm, worst=worst)
+
+    def combine(
+        comm: ep.Communicator, width: int = 256, rows: Any = torch.bfloat16, weights: bool = False, bias: bool = False
+    ) -> None:
+        buffer, (received, _, own, _, handle, _) = normal(comm)
+        added = torch.ones(3, width).to(rows) if bias else None
+        buffer.combine(received[:, :width].to(rows).contiguous(), handle, own if weights else None, added)
+
+    def elastic_cached(comm: ep.Communicator, scales: int = 0, weights: bool = False) -> None:
+        buffer, ids = elastic_of(comm), torch.arange(2).repeat(2, 1) * 2
+        x: Any = torch.ones(2, 256, dtype=torch.bfloat16)
+        handle = buffer.dispatch(x, topk_idx=ids, num_experts=4)[3]
+        x = (x, torch.ones(2, scales)) if scales else x
+        buffer.dispatch(x, handle=handle, topk_weights=torch.ones(2, 2) if weights else None)
+
+    def elastic_combine(comm: ep.Communicator, weights: bool = False, bias: bool = False, **fields: Any) -> None:
+        buffer, ids = elastic_of(comm, **fields), torch.arange(2).repeat(2, 1) * 2
+        x = torch.ones(2, 256, dtype=torch.bfloat16)
+        rows, _, own, handle, _ = buffer.dispatch(x, ids, torch.ones(2, 2), num_experts=4)
+        buffer.combine(rows, handle, own if weights else None, x if bias else None)
+
+    def of_class(comm: ep.Communicator, kind: Any = buffer_of) -> None:
+        kind(comm)
 
     def elastic(
         comm: ep.Communicator, topk: int = 2, experts: int = 4, scales: int = 0, most: int = 4, **fields: Any
@@ -193,6 +252,44 @@ def calls_that_differ() -> dict[str, tuple[Call, str]]:
         "LL top-k": case(low_latency, "top_k is . on rank ., . on rank .", topk=3),
         "cached rows": case(cached, "bytes of a row is (512|256) on rank ., (512|256) on rank .", width=128),
         "cached scales": case(cached, "is .* on rank ., .* on rank .", scales=4),
+        "cached columns": case(seven_or_eight, "bytes of a row of x modulo 16 is .* on rank ., .* on", columns=7),
+        "cached columns of scales": case(seven_or_eight, "columns of scales and topk_weights modulo 4 is", scales=7),
+        "cached type": case(cached, "datatype of the tokens is .*float16 on rank ., .*float16 on", rows=torch.float16),
+        "cached bytes": case(cached, "the datatype of the tokens is", rows=torch.uint8, width=512),
+        "cached int32": case(cached, "type of x is .*torch.int32 on rank", rows=torch.int32, width=128),
+        "cached type of scales": case(
+            lambda comm, of=torch.float32: cached(comm, scales=4, of=of), "type of the scales of x is", of=torch.int32
+        ),
+        "scales or weights": case(
+            lambda comm, weights=False: elastic_cached(comm, 0 if weights else 2, weights),
+            "topk_weights is (None|given) on rank ., (None|given) on rank .",
+            weights=True,
+        ),
+        "type of x": case(
+            normal, "type of x: .* rank 1 has torch.float16", x=torch.ones(3, 256, dtype=torch.float16)
+        ),
+        "bytes as x": case(normal, "type of x: .* rank 1 has torch.uint8", x=torch.ones(3, 512, dtype=torch.uint8)),
+        "type of scales": case(
+            lambda comm, of=torch.float32: normal(comm, (torch.ones(3, 8, dtype=torch.uint8), torch.ones(3, 2).to(of))),
+            "type of the scales: .* rank 0 has torch.float32, rank 1 has torch.int32",
+            of=torch.int32,
+        ),
+        "num_worst_tokens": case(normal, "kind of call: .* rank 1 has a dispatch with num_worst_tokens", worst=16),
+        "too few": case(too_few, r"num_worst_tokens is 4 on rank 1, allowed: at least the 6 rows", worst=4),
+        "experts far apart": case(normal, r"number of experts: the ranks' values are \[4, 2048\]", experts=2048),
+        "combined columns": case(
+            lambda comm, width=8: combine(comm, width), "bytes of a row of x modulo 16 is (0|14) on rank .", width=7
+        ),
+        "bias": case(combine, "bias is (None|given) on rank ., (None|given) on rank .", bias=True),
+        "combined weights": case(combine, "topk_weights is (None|given) on rank ., (None|given)", weights=True),
+        "elastic bias": case(elastic_combine, "bias is (None|given) on rank ., (None|given) on rank .", bias=True),
+        "elastic weights": case(elastic_combine, "topk_weights is (None|given) on rank ., (None|given)", weights=True),
+        "reduction": case(
+            elastic_combine, "allow_multiple_reduction is True on rank 0, False on", allow_multiple_reduction=False
+        ),
+        "low_latency_mode": case(normal, "low_latency_mode is False on rank 0, True on rank 1", low_latency_mode=True),
+        "enable_shrink": case(normal, "enable_shrink is False on rank 0, True on rank 1", enable_shrink=True),
+        "class": case(of_class, "rank 0 makes Buffer, rank 1 ElasticBuffer", kind=elastic_of),
         "top-k": case(elastic, r"top-k: the ranks' values are \[2, 3\].*rank 0 has 2, rank 1 has 3", topk=3),
         "experts": case(elastic, r"number of experts: the ranks' values are \[4, 8\]", experts=8),
         "scales": case(elastic, r"columns of scales: the ranks' values are \[0, 2\]", scales=2),
@@ -211,6 +308,29 @@ def test_every_rank_is_told_what_differs(what: str) -> None:
         with pytest.raises(AssertionError, match=words) as raised:
             call(comm)
         assert isinstance(raised.value, ep.Error)
+
+    ep.run_threads(2, program)
+
+
+@pytest.mark.parametrize("what", ["top-k", "number of experts"])
+def test_forms_without_sync_are_compared_by_kernels(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on GPUs, where ranks exchange a form once: if two known forms meet in one call, all ranks fail."""
+    agree = Elastic._agree_once
+    monkeypatch.setattr(Elastic, "_agree_once", lambda self, is_cpu, same: agree(self, False, same))
+    forms = {"top-k": [(2, 4), (3, 4)], "number of experts": [(2, 4), (2, 8)]}[what]
+
+    def program(comm: ep.Communicator) -> None:
+        buffer = elastic_of(comm, num_max_tokens_per_rank=4)
+
+        def dispatch(topk: int, experts: int) -> Any:
+            ids = torch.arange(topk).repeat(3, 1)
+            x = torch.ones(3, 256, dtype=torch.bfloat16)
+            return buffer.dispatch(x, topk_idx=ids, num_experts=experts, do_cpu_sync=False)
+
+        for form in (*forms, *forms):
+            dispatch(*form)
+        with pytest.raises(AssertionError, match=f"{what} is . on rank ., . on rank .; all ranks must pass the same"):
+            dispatch(*forms[comm.rank])
 
     ep.run_threads(2, program)
 

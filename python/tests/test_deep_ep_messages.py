@@ -15,7 +15,9 @@ from test_deep_ep import buffer_of  # noqa: E402
 
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
+from crossdock.deep_ep import tags  # noqa: E402
 from crossdock.deep_ep.low_latency import explained  # noqa: E402
+from crossdock.deep_ep.ranks import Ranks  # noqa: E402
 from crossdock.deep_ep.utils import math, testing  # noqa: E402
 
 E, M = 4, 4
@@ -163,12 +165,28 @@ def test_a_hook_that_was_not_called() -> None:
     ep.run_threads(1, program)
 
 
+def test_tensors_of_another_gpu() -> None:
+    """All tensors of a buffer are on the GPU that it was made for."""
+
+    def program(comm: ep.Communicator) -> None:
+        ranks = Ranks(comm)
+        ranks.resources.of_gpus, ranks.resources.gpu = comm, torch.device("cuda", 0)
+        assert ranks.communicator(torch.device("cuda", 0)) is comm
+        with pytest.raises(AssertionError, match="on device cuda:1, the buffer's GPU is cuda:0: call torch"):
+            ranks.communicator(torch.device("cuda", 1))
+        ranks.resources.of_gpus = None
+
+    ep.run_threads(1, program)
+
+
 def test_ranks_that_wait_are_told_of_shapes() -> None:
     """Operations of other shapes are of another group, in which a rank waits alone."""
     error = explained(ep.RemoteError("the group has failed: rank 0 waited for rank 1 in LL dispatch (operation 2)"))
     assert isinstance(error, ep.RemoteError)
     assert "different num_max_dispatch_tokens_per_rank or num_experts" in str(error)
     assert str(explained(ep.RemoteError("in LL combine"))) == "in LL combine"
+    overflow = ep.InvalidUsage("the group has failed: 9 rows came to rank 1, whose max_recv_tokens_per_rank is 8")
+    assert str(tags.explained(overflow, lambda _: {})).endswith("is 8; here that is num_worst_tokens")
 
 
 def test_arguments_of_other_builds() -> None:

@@ -136,11 +136,12 @@ def test_rows_of_any_type_go_as_bytes() -> None:
             assert torch.equal(received.view(torch.float32), expected.float())
             assert torch.equal(words, expected.to(torch.float16).repeat(1, 2))
             route = RowRoute(handle, 3, num, 16)
-            again = route.send_again(of_rank[comm.rank])
-            assert torch.equal(again, expected) and again.dtype == torch.int32
-            for unfit in (of_rank[0][:, :3], of_rank[0][:2], of_rank[0].long(), of_rank[0].as_subclass(Tagged), None):
+            floats = of_rank[comm.rank].float()
+            again = route.send_again(floats)
+            assert torch.equal(again, expected.float()) and again.dtype == torch.float32
+            for unfit in (floats[:, :3], floats[:2], floats.long(), floats.int(), floats.as_subclass(Tagged), None):
                 assert route.send_again(unfit) is None
-            assert RowRoute(handle, 3, num, 8).send_again(of_rank[0]) is None
+            assert RowRoute(handle, 3, num, 8).send_again(floats) is None
             sums = route.add_up(expected.float())
             assert torch.equal(sums, of_rank[comm.rank].float()) and route.add_up(expected) is None
             assert RowRoute(handle, 3, num + 1, 16).add_up(expected.float()) is None

@@ -16,7 +16,7 @@ from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.events import EventHandle, EventOverlap
 from crossdock.deep_ep.layout import INT32_MAX, describe
 from crossdock.deep_ep.normal import Tokens, biases_of
-from crossdock.deep_ep.ranks import Ranks, hosts_of, size_of
+from crossdock.deep_ep.ranks import ELASTIC_BUFFER, Ranks, hosts_of, size_of
 from crossdock.deep_ep.turns import Turns, overlaps
 
 __all__ = ["EPHandle", "ElasticBuffer", "get_logical_domain_size", "get_physical_domain_size"]
@@ -31,8 +31,8 @@ Event = EventHandle | EventOverlap | None
 class Runtime:
     """The resources of an ElasticBuffer until it is destroyed."""
 
-    def __init__(self, group: Any) -> None:
-        self.ranks = Ranks(group)
+    def __init__(self, group: Any, rounds_between: bool) -> None:
+        self.ranks = Ranks(group, None, ELASTIC_BUFFER, rounds_between)
         self.turns = Turns()
         self.elastic = Elastic(self.ranks)
 
@@ -91,7 +91,7 @@ class ElasticBuffer:
                 allow_hybrid_mode,
                 allow_multiple_reduction,
             )
-        self.runtime: Runtime | None = Runtime(group)
+        self.runtime: Runtime | None = Runtime(group, allow_multiple_reduction)
         self._routing_forms = Forms()  # that have been found right
         ranks = self.runtime.ranks
         self.rank_idx, self.num_ranks = ranks.rank, ranks.size

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from crossdock._core import CopyMaker, unpack_routing
-from crossdock.deep_ep import layout
-from crossdock.deep_ep.agreement import Agreement
+from crossdock.deep_ep import layout, tags
+from crossdock.deep_ep.agreement import WITH_SYNC, WITHOUT_SYNC, Agreement, number_of_type
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.expand import Expansion
@@ -21,6 +21,7 @@ from crossdock.deep_ep.normal import Tokens, add_up_with, check_bias
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.row_exchange import Route, RowExchange
 from crossdock.deep_ep.scales import empty_scales
+from crossdock.errors import RemoteError
 
 
 @dataclass
@@ -104,7 +105,6 @@ class Elastic:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.exchange = RowExchange(ranks)
-        self._agreed: set[tuple[int, ...]] = set()
 
     def dispatch(
         self,
@@ -122,17 +122,17 @@ class Elastic:
         ranks, topk, num_scales, weights = self.ranks, topk_idx.shape[1], call.tokens.num_scales, call.topk_weights
         row_bytes, local = x.shape[1] * x.element_size(), num_experts // ranks.size
         aligned: list[int] = []
-        is_in_rank = None
+        is_in_rank, tag = None, 0
         if is_exact:
             counted = layout.counts_of(topk_idx, num_experts, ranks.size)
             is_in_rank = counted.is_in_rank
-            same = self._same(2, call, num_experts, topk, 0)
+            same = self._same(WITH_SYNC, call, num_experts, topk, 0)
             agreed = Agreement(ranks, same, x.shape[0], max_tokens, (counted.per_rank, counted.per_expert))
             max_tokens, most_tokens = max(agreed.most_rows, agreed.most_tokens), agreed.most_tokens
             budget, expected = 0, agreed.rows_here()
             aligned = agreed.expert_counts_here(alignment)
         else:
-            self._agree_once(x.is_cpu, self._same(3, call, num_experts, topk, max_tokens))
+            tag = self._agree_once(x.is_cpu, self._same(WITHOUT_SYNC, call, num_experts, topk, max_tokens))
             budget, expected, most_tokens = ranks.size * max_tokens, None, max_tokens
         if topk <= min(ranks.size, MOST_TARGETS):
             is_in_rank = None
@@ -153,7 +153,7 @@ class Elastic:
         counting, first = make.int32(local + 1), ranks.rank * max_tokens
         routing = PackedRouting.of(x, topk_idx, weights, scales, first, local, is_in_rank, counting)
         words = num_words(topk, num_scales)
-        route = self.exchange.route(routing.targets, most_tokens, row_bytes, words, budget, expected)
+        route = self.exchange.route(routing.targets, most_tokens, row_bytes, words, budget, expected, tag)
         values, came = self.exchange.send(route, x, routing.words)
 
         num_rows = route.num_rows
@@ -218,15 +218,28 @@ class Elastic:
     @staticmethod
     def _same(kind: int, call: Call, num_experts: int, topk: int, max_tokens: int) -> tuple[int, ...]:
         """Values of agreement.SAME."""
-        x, num_scales, has_weights = call.tokens.values, call.tokens.num_scales, int(call.topk_weights is not None)
-        row_bytes = x.shape[1] * x.element_size()
-        return kind, num_experts, topk, row_bytes, num_scales, int(not x.is_cpu), has_weights, max_tokens
+        (x, scales), has_weights = call.tokens, int(call.topk_weights is not None)
+        row, types = x.shape[1] * x.element_size(), (number_of_type(x), number_of_type(scales))
+        num_scales, is_gpu = call.tokens.num_scales, int(not x.is_cpu)
+        return kind, num_experts, topk, row, types[0], num_scales, types[1], is_gpu, has_weights, max_tokens
 
-    def _agree_once(self, is_cpu: bool, same: tuple[int, ...]) -> None:
-        """Ranks compare their calls without CPU sync, on GPUs only once, since such calls wait for no rank."""
-        if is_cpu or same not in self._agreed:
-            Agreement(self.ranks, same, 0, 0, None)
-            self._agreed.add(same)
+    def _agree_once(self, is_cpu: bool, same: tuple[int, ...]) -> int:
+        """Ranks compare their calls without CPU sync: on GPUs, where such calls wait for no rank, only at first.
+
+        Returns the tag of such calls, which kernels compare; it is the same on all ranks, as they compare forms in the
+        same order.
+        """
+        forms = self.exchange.forms
+        tag = forms.get(same)
+        if is_cpu or tag is None:
+            try:
+                Agreement(self.ranks, same, 0, 0, None)
+            except RemoteError as error:
+                message = f"{error}; the first call without CPU sync of a form is compared with those of all ranks"
+                raise RemoteError(message) from error
+        if tag is None:
+            tag = forms[same] = len(forms) % tags.MOST + 1
+        return tag
 
     def _route_by_rank(self, handle: Any) -> Route | None:
         """Of a handle without an expansion; None: take the general path."""
@@ -307,17 +320,17 @@ class Elastic:
             check_tensor("topk_weights", topk_weights)
             check_device("topk_weights", topk_weights, x.device)
             _check_weights(topk_weights, (num_rows, state.local_ids.shape[1]) if expansion is None else (num_rows,))
-        rows, weights = x, None
+        rows, weights, tag = x, None, 0 if topk_weights is None else tags.WEIGHTS
         if expansion is not None:
             given = None if topk_weights is None else topk_weights.contiguous()
             rows, weights = expansion.add_up(x, given, torch.bfloat16 if rounds_between else torch.float32)
         elif topk_weights is not None:
             weights = torch.where(state.local_ids >= 0, topk_weights, 0.0)
         if weights is not None:
-            weights = self.exchange.add_up(route, weights)
+            weights = self.exchange.add_up(route, weights, tag)
         if rows.dtype != torch.bfloat16 and not biases:
-            return self.exchange.add_up(route, rows).to(torch.bfloat16), weights
-        return add_up_with(self.exchange, route, rows, biases).to(torch.bfloat16), weights
+            return self.exchange.add_up(route, rows, tag).to(torch.bfloat16), weights
+        return add_up_with(self.exchange, route, rows, biases, tag).to(torch.bfloat16), weights
 
 
 def _check_weights(topk_weights: torch.Tensor, shape: tuple[int, ...]) -> None:

@@ -12,6 +12,7 @@ import torch
 from crossdock._core import Forms, SideStream, has_cuda, low_latency_combine, low_latency_dispatch, no_event
 from crossdock.deep_ep import config as sizes
 from crossdock.deep_ep import layout
+from crossdock.deep_ep.agreement import number_of_type
 from crossdock.deep_ep.config import Config
 from crossdock.deep_ep.errors import WrongArgument, require, require_state, translated
 from crossdock.deep_ep.events import EventHandle, EventOverlap
@@ -20,7 +21,7 @@ from crossdock.deep_ep.layout import check_count, check_device, check_tensor, de
 from crossdock.deep_ep.low_latency import LowLatency, explained
 from crossdock.deep_ep.normal import DispatchHandle, Normal, Tokens, biases_of
 from crossdock.deep_ep.other_builds import refuse_nvfp4, refuse_overlap
-from crossdock.deep_ep.ranks import Ranks
+from crossdock.deep_ep.ranks import BUFFER, Ranks
 from crossdock.deep_ep.turns import Turns, overlaps
 from crossdock.errors import Error
 
@@ -37,7 +38,7 @@ class Runtime:
         self.exchange = self.normal.exchange
         self.low_latency = LowLatency(ranks, enable_masks)
         self.staging: dict[bool, torch.Tensor] = {}
-        self.fresh = Forms()  # of dispatches' arguments that have been found right
+        self.fresh = Forms()  # of dispatches' arguments that have been found right: types of x
 
     def close(self) -> None:
         self.normal.close()
@@ -83,7 +84,7 @@ class Buffer:
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
         self.enable_shrink = enable_shrink
-        ranks = Ranks(group, comm)
+        ranks = Ranks(group, comm, BUFFER, low_latency_mode, enable_shrink)
         self.rank, self.group_size = ranks.rank, ranks.size
         self.runtime: Runtime | None = Runtime(ranks, enable_shrink)
         if low_latency_mode:
@@ -268,13 +269,15 @@ class Buffer:
             raise WrongArgument(f"{name} is None, expected what get_dispatch_layout returned (or a handle)")
         per_rank, in_rank, per_expert = num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert
         form = *tokens, topk_idx, topk_weights, per_rank, in_rank, per_expert, expert_alignment, num_worst_tokens
-        if runtime.fresh.find(*form) is None:
+        types = runtime.fresh.find(*form)
+        if types is None:
             check_counts(tokens, per_rank, in_rank, per_expert, self.group_size)
             check_routing(topk_idx, topk_weights, tokens.values, per_expert.shape[0], self.group_size)
             check_count("expert_alignment", expert_alignment, 1)
             check_count("num_worst_tokens", num_worst_tokens, 0, most=layout.INT32_MAX)
             require(num_worst_tokens == 0 or topk_idx is not None, "topk_idx is None, expected with num_worst_tokens")
-            runtime.fresh.keep(True, *form)
+            types = number_of_type(tokens.values), number_of_type(tokens.scales)
+            runtime.fresh.keep(types, *form)
         elif topk_idx is not None:
             layout.check_values(topk_idx, per_expert.shape[0])
         expect_alike(tokens, per_rank, in_rank)
@@ -290,6 +293,7 @@ class Buffer:
                 expert_alignment,
                 num_worst_tokens,
                 num_tokens_per_rdma_rank is not None,
+                types,
             )
 
         if not overlaps(previous_event, async_finish):

@@ -160,14 +160,14 @@ class LowLatency:
     def __init__(self, ranks: Ranks, enable_masks: bool) -> None:
         self.ranks = ranks
         self.enable_masks = enable_masks
-        self._sizes: dict[tuple[torch.device, int, int], tuple[PooledGroup, int]] = {}  # and the elements of its rows
+        self._sizes: dict[tuple[str, int, int, int], tuple[PooledGroup, int]] = {}  # and the elements of its rows
         self.pools: list[PooledGroup] = []
         self._masked = [False] * ranks.size
         self.forms = Forms()  # of dispatches
 
     def pool(self, device: torch.device, max_tokens: int, hidden: int, num_experts: int) -> PooledGroup:
         """The group for operations of this shape; collective where it has to be made."""
-        key = (device, max_tokens, num_experts)
+        key = (device.type, device.index or 0, max_tokens, num_experts)
         size = self._sizes.get(key)
         if size is not None and hidden <= size[1]:
             return size[0]

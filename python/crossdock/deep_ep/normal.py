@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from crossdock._core import Forms, unpack_routing
-from crossdock.deep_ep.agreement import Agreement
+from crossdock.deep_ep import tags
+from crossdock.deep_ep.agreement import WITH_TOPK_IDX, WITH_WORST_TOKENS, WITHOUT_TOPK_IDX, Agreement
 from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.packed_routing import PackedRouting, num_words
 from crossdock.deep_ep.layout import check_device, describe
@@ -121,17 +122,24 @@ class Normal:
         alignment: int,
         num_worst_tokens: int,
         has_nodes: bool,
+        types: tuple[int, int],
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int], DispatchHandle]:
-        """A fresh one; arguments are checked."""
+        """A fresh one; arguments are checked. types: number_of_type of x and of its scales."""
         x, scales = tokens
         ranks, device, is_cpu = self.ranks, x.device, x.is_cpu
         num_experts, topk = num_tokens_per_expert.shape[0], topk_idx.shape[1] if topk_idx is not None else 0
         num_scales, row_bytes = tokens.num_scales, x.shape[1] * x.element_size()
-        same = (int(topk_idx is not None), num_experts, topk, row_bytes, num_scales, int(not is_cpu), 0, 0)
-        counts = None
-        if num_worst_tokens == 0 or is_cpu:  # else the host would wait for the GPU
-            counts = num_tokens_per_rank, num_tokens_per_expert
+        kind = WITH_WORST_TOKENS if num_worst_tokens > 0 else WITHOUT_TOPK_IDX if topk_idx is None else WITH_TOPK_IDX
+        counts, worst = None, num_worst_tokens
+        if worst == 0 or is_cpu:  # else the host would wait for the GPU, so num_worst_tokens is the same on all ranks
+            counts, worst = (num_tokens_per_rank, num_tokens_per_expert), 0
+        same = kind, num_experts, topk, row_bytes, types[0], num_scales, types[1], int(not is_cpu), 0, worst
         agreed = Agreement(ranks, same, x.shape[0], num_worst_tokens, counts)
+        if num_worst_tokens > 0 and is_cpu:
+            agreed.expect_room()
+        if agreed.most_tokens > worst > 0:
+            most = agreed.most_tokens
+            require(False, f"num_worst_tokens is {worst}, allowed on GPUs: at least the {most} tokens of a rank")
         expected = agreed.rows_here() if counts is not None else None
         local = num_experts // ranks.size
         routing = PackedRouting.of(x, topk_idx, topk_weights, scales, 0, local, is_token_in_rank)
@@ -174,7 +182,8 @@ class Normal:
             return plain
         tokens = Tokens.of(x)
         route = self._expect_tokens(handle, tokens.values.shape[0], "x")
-        received, [scales] = self.exchange.send_again(route, *tokens)
+        check_device("x", tokens.values, route.total.device)
+        received, [scales, _] = self.exchange.send_again(route, *tokens)
         return received if scales is None else (received, scales)
 
     def _expect_tokens(self, handle: Any, num_tokens: int, name: str) -> Route:
@@ -200,9 +209,10 @@ class Normal:
             check_bias(bias, route, x)
         if topk_weights is not None:
             check_rows(topk_weights, route, "topk_weights", (torch.float32,))
-        sums = add_up_with(self.exchange, route, x, biases)
-        weights = self.exchange.add_up(route, topk_weights.contiguous()) if topk_weights is not None else None
-        return sums, weights
+        if topk_weights is None:
+            return add_up_with(self.exchange, route, x, biases, 0), None
+        sums = add_up_with(self.exchange, route, x, biases, tags.WEIGHTS)
+        return sums, self.exchange.add_up(route, topk_weights, tags.WEIGHTS)
 
     def close(self) -> None:
         self.exchange.close()
@@ -243,20 +253,20 @@ def check_bias(bias: torch.Tensor, route: Route, x: torch.Tensor) -> None:
 
 def check_rows(tensor: Any, route: Route, name: str, dtypes: tuple[torch.dtype, ...]) -> None:
     fits = isinstance(tensor, torch.Tensor) and tensor.dim() == 2 and tensor.shape[0] == route.num_rows
-    require(
-        fits and tensor.dtype in dtypes and tensor.shape[1] >= 1 and tensor.is_contiguous(),
-        lambda: (
-            f"{name} is {describe(tensor)}, expected a contiguous [{route.num_rows}, ..], the rows that dispatch"
-            f" returned, of {' or '.join(map(str, dtypes))}"
-        ),
-    )
-    check_device(name, tensor, route.total.device)
+    if not (fits and tensor.dtype in dtypes and tensor.shape[1] >= 1 and tensor.is_contiguous()):
+        kinds = " or ".join(map(str, dtypes))
+        rows = f"[{route.num_rows}, ..], the rows that dispatch returned, of {kinds}"
+        require(False, f"{name} is {describe(tensor)}, expected a contiguous {rows}")
+    if tensor.device != route.total.device:
+        check_device(name, tensor, route.total.device)
 
 
-def add_up_with(exchange: RowExchange, route: Route, x: torch.Tensor, biases: list[torch.Tensor]) -> torch.Tensor:
+def add_up_with(
+    exchange: RowExchange, route: Route, x: torch.Tensor, biases: list[torch.Tensor], tag: int
+) -> torch.Tensor:
     """Sums over ranks, and biases, rounded once: with biases rows travel in fp32."""
     if not biases:
-        return exchange.add_up(route, x)
-    sums = exchange.add_up(route, x.float())
+        return exchange.add_up(route, x, tag)
+    sums = exchange.add_up(route, x.float(), tag | tags.BIAS)
     added = biases[0].float() if len(biases) == 1 else biases[0].float() + biases[1].float()
     return (added + sums).to(x.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import struct
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ import torch.distributed as dist
 
 from crossdock import nccl
 from crossdock._core import Communicator, Group
-from crossdock.deep_ep.errors import require
+from crossdock.deep_ep.errors import require, require_state, translated
+from crossdock.errors import InvalidUsage
 from crossdock.torch.communicators import introduce, name_of_host
 
 
@@ -58,6 +60,7 @@ class RankResources:
     size: int
     owned: list[Communicator] = field(default_factory=list)
     of_gpus: Communicator | None = None
+    gpu: torch.device | None = None  # that of of_gpus
     groups: list[Group] = field(default_factory=list)
 
     def close(self) -> None:
@@ -72,6 +75,11 @@ class RankResources:
 
 
 NAME_BYTES = 16
+# A buffer's class and those of its arguments that must be the same on all ranks.
+BUFFER = ("Buffer", "low_latency_mode", "enable_shrink")
+ELASTIC_BUFFER = ("ElasticBuffer", "allow_multiple_reduction")
+_CLASSES = (BUFFER, ELASTIC_BUFFER)
+_SAME = struct.Struct("<3B")
 _dropped: list[RankResources] = []
 
 
@@ -111,10 +119,25 @@ def _gather_of(group: Any, comm: Any) -> tuple[int, int, Callable[[Any], list[An
     return comm.Get_rank(), comm.Get_size(), comm.allgather
 
 
-class Ranks:
-    """Collective over the ranks of group, a ProcessGroup, or comm, mpi4py's; either may be a Communicator of CPUs."""
+def _expect_same(parts: list[tuple[int, ...]]) -> None:
+    own = _CLASSES[parts[0][0]]
+    for rank, other in enumerate(parts):
+        kind = _CLASSES[other[0]]
+        if kind is not own:
+            require_state(False, f"rank 0 makes {own[0]}, rank {rank} {kind[0]}: expected the same on all")
+        for name, value, theirs in zip(own[1:], parts[0][1:], other[1:], strict=False):
+            if value != theirs:
+                message = f"{name} is {bool(value)} on rank 0, {bool(theirs)} on rank {rank}: expected the same on all"
+                require_state(False, message)
 
-    def __init__(self, group: Any, comm: Any = None) -> None:
+
+class Ranks:
+    """Collective over the ranks of group, a ProcessGroup, or comm, mpi4py's; either may be a Communicator of CPUs.
+
+    names: BUFFER or ELASTIC_BUFFER. flags: the arguments that follow the class in names.
+    """
+
+    def __init__(self, group: Any, comm: Any = None, names: tuple[str, ...] = BUFFER, *flags: object) -> None:
         require(group is not None or comm is not None, "group and comm are None, expected one of them")
         if isinstance(group, Communicator):
             group, comm = None, group
@@ -130,10 +153,12 @@ class Ranks:
             owned.append(self.cpus)
             close_dropped(self.cpus)
         self.rank, self.size = self.cpus.rank, self.cpus.num_ranks
-        name = self.cpus.all_gather(secrets.token_bytes(NAME_BYTES))[0]
-        self.resources = RankResources(name, self.rank, self.size, owned)
+        same = _SAME.pack(_CLASSES.index(names), *(bool(flag) for flag in (*flags, False, False)[:2]))
+        parts = self.cpus.all_gather(secrets.token_bytes(NAME_BYTES) + same)
+        self.resources = RankResources(parts[0][:NAME_BYTES], self.rank, self.size, owned)
         self._drop = weakref.finalize(self, _dropped.append, self.resources)
         self._drop.atexit = False  # type: ignore[attr-defined]
+        _expect_same([_SAME.unpack(part[NAME_BYTES:]) for part in parts])
         # Ranks of a host; 0 where hosts differ in their number of ranks, so that they are no nodes.
         of_host = [hosts.count(host) for host in hosts]
         self.node_size = of_host[0] if len(set(of_host)) == 1 else self.size
@@ -148,16 +173,26 @@ class Ranks:
             return self.cpus
         require(device.type == "cuda", lambda: f"tensors are on device {device}, allowed: cpu, cuda")
         resources = self.resources
+        require(
+            resources.gpu in (None, device),
+            lambda: (
+                f"tensors are on device {device}, the buffer's GPU is {resources.gpu}: call torch.cuda.set_device "
+                "before the buffer is made"
+            ),
+        )
         if resources.of_gpus is None:
             unique = nccl.unique_id() if self.rank == 0 else bytes(nccl.ID_BYTES)
             unique = self.cpus.all_gather(unique)[0]
             with torch.cuda.device(device):
-                resources.of_gpus = nccl.join(self.size, self.rank, unique)
+                resources.of_gpus, resources.gpu = nccl.join(self.size, self.rank, unique), device
         return resources.of_gpus
 
     def gather(self, own: bytes) -> list[bytes]:
         """The bytes of all ranks, the same number from each; takes a few µs between processes of one host."""
-        return self.cpus.all_gather(own)
+        try:
+            return self.cpus.all_gather(own)
+        except InvalidUsage as error:
+            raise translated(error) from error
 
     def close(self) -> None:
         """Collective, after all groups are closed."""

@@ -14,6 +14,8 @@ import torch
 
 from crossdock._core import Algorithm, Layout, LayoutInfo, RowRoute, SideStream, dispatch_rows
 from crossdock.deep_ep import rows as carried
+from crossdock.deep_ep import tags
+from crossdock.deep_ep.agreement import named
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import require, require_state, translated
 from crossdock.deep_ep.groups import Lease, PooledGroup, is_capturing
@@ -68,8 +70,16 @@ class RowExchange:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self._sizes: dict[tuple[str, int], _Size] = {}
+        self._sizes: dict[tuple[str, int, int], _Size] = {}
         self._pools: list[PooledGroup] = []
+        # Forms of calls without CPU sync that ranks have compared, and their tags.
+        self.forms: dict[tuple[int, ...], int] = {}
+
+    def translated(self, error: Error) -> Error:
+        return translated(tags.explained(error, self._form_of))
+
+    def _form_of(self, tag: int) -> dict[str, object]:
+        return next((named(form) for form, number in self.forms.items() if number == tag), {})
 
     def route(
         self,
@@ -79,24 +89,24 @@ class RowExchange:
         side_words: int,
         budget: int,
         num_received: int | None,
+        tag: int = 0,
     ) -> Route:
         """Makes way for tokens: targets [T, n] has the ranks of each, -1 where there are fewer. Collective.
 
         most_tokens, row_bytes, side_words and budget are the same on all ranks. budget: rows of every tensor, for
         calls that must not wait for the number of rows; 0: num_received is that number, None: read it from the device.
+        More rows than a budget fail the group.
         """
         device = targets.device
         pool = self._pool(device, most_tokens, carried.padded_bytes(row_bytes), side_words, budget)
         lease = Lease(pool.pool, -1)
         total = makers_of(device).int32(1)
-        lease.handle.update(targets, layout_info=LayoutInfo(recv_total_counter=total))
-        if pool.pool.is_cpu:
-            num_received = int(total)
-            require(
-                budget == 0 or num_received <= budget,
-                lambda: f"{num_received} rows come, but the outputs have {budget}",
-            )
-        elif budget == 0 and num_received is None:
+        try:
+            lease.handle.set_tag(tag)
+            lease.handle.update(targets, layout_info=LayoutInfo(recv_total_counter=total))
+        except Error as error:
+            raise self.translated(error) from error
+        if pool.pool.is_cpu or (budget == 0 and num_received is None):
             num_received = int(total)
         num_rows = budget or num_received or 0
         tensor_rows = max(num_rows, pool.rows)
@@ -106,7 +116,7 @@ class RowExchange:
         return Route(self, lease, num_tokens, num_rows, tensor_rows, num_received, total, pool.capacity, plain)
 
     def _pool(self, device: torch.device, tokens: int, row_bytes: int, side_words: int, budget: int) -> _Size:
-        key = (device.type, budget)
+        key = (device.type, device.index or 0, budget)
         size = self._sizes.get(key)
         capacity = row_bytes + 4 * max(side_words, FEWEST_WORDS)
         if size is not None and tokens <= size.tokens and capacity <= size.capacity:
@@ -121,7 +131,9 @@ class RowExchange:
         )
         # Room for both directions of callers that send 8-bit rows and return 16-bit rows.
         capacity = max(capacity, 2 * row_bytes, size.capacity if size else 0)
-        tokens = _grown(tokens, size.tokens if size else SMALLEST_TOKENS)
+        grown = _grown(tokens, size.tokens if size else SMALLEST_TOKENS)
+        # A group's budget is at least its tokens; it must not exceed this call's budget, or an overflow is not found.
+        tokens = min(grown, max(tokens, budget)) if budget else grown
         rows = max(budget, tokens) if budget else 0
         pool = PooledGroup(
             self.ranks,
@@ -138,7 +150,7 @@ class RowExchange:
         return self._sizes[key]
 
     def send(
-        self, route: Route, tokens: torch.Tensor, words: torch.Tensor | None
+        self, route: Route, tokens: torch.Tensor, words: torch.Tensor | None, tag: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """tokens [T, H] of any type, and beside each row its words [T, W]: the N rows that came, and theirs.
 
@@ -156,23 +168,25 @@ class RowExchange:
         if words is not None:
             found = makers_of(words.device).int32(route.tensor_rows, words.shape[1])
         try:
-            dispatch_rows(lease.handle, rows, received, words, found)
+            kind = None if rows is tokens else carried.CARRIED_TYPES.get(dtype, carried.BYTES)
+            dispatch_rows(lease.handle, rows, received, words, found, kind, tag)
         except Error as error:
-            raise translated(error) from error
+            raise self.translated(error) from error
         lease.forget()
         if route.tensor_rows != num_rows:
             received = received[:num_rows]
         return carried.from_carried(received, hidden, dtype), found
 
     def send_again(
-        self, route: Route, tokens: torch.Tensor, *beside: torch.Tensor | None
+        self, route: Route, tokens: torch.Tensor, scales: torch.Tensor | None, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-        """tokens, and others [T, n] of 4-byte elements where there are some: the N rows of each that came."""
+        """tokens, scales and weights [T, n] of 4-byte elements where there are some: the N rows of each that came."""
+        beside, tag = (scales, weights), tags.of_dispatch(tokens, scales, weights)
         parts = [part for part in beside if part is not None]
         if not parts:
-            return self.send(route, tokens, None)[0], list(beside)
+            return self.send(route, tokens, None, tag)[0], list(beside)
         joined = parts[0] if len(parts) == 1 else torch.cat([part.view(torch.int32) for part in parts], dim=1)
-        received, words = self.send(route, tokens, carried.words_of(joined))
+        received, words = self.send(route, tokens, carried.words_of(joined), tag)
         assert words is not None
         first = 0
         found: list[torch.Tensor | None] = []
@@ -195,23 +209,28 @@ class RowExchange:
         try:
             return route.plain.send_again(x, side)
         except Error as error:
-            raise translated(error) from error
+            raise self.translated(error) from error
 
-    def add_up_plain(self, route: Any, rows: Any, side: SideStream | None = None) -> Any:
+    def add_up_plain(self, route: Any, rows: Any, side: SideStream | None = None, tag: int = 0) -> Any:
         """add_up, likewise."""
         if type(route) is not Route or route.owner is not self or route.plain is None:
             return None
         try:
-            return route.plain.add_up(rows, side)
+            return route.plain.add_up(rows, side, tag)
         except Error as error:
-            raise translated(error) from error
+            raise self.translated(error) from error
 
-    def add_up(self, route: Route, rows: torch.Tensor) -> torch.Tensor:
-        """rows [N, H] bf16, fp16 or fp32: the sums [T, H] over ranks, in fp32, ascending by rank, rounded once."""
-        plain: torch.Tensor | None = self.add_up_plain(route, rows)
+    def add_up(self, route: Route, rows: torch.Tensor, tag: int = 0) -> torch.Tensor:
+        """rows [N, H] bf16, fp16 or fp32: the sums [T, H] over ranks, in fp32, ascending by rank, rounded once.
+
+        tag: tags.WEIGHTS and tags.BIAS, if the combine has them.
+        """
+        plain: torch.Tensor | None = self.add_up_plain(route, rows, tag=tag)
         if plain is not None:
             return plain
-        hidden, unit = rows.shape[1], carried.UNIT // rows.element_size()
+        hidden, size = rows.shape[1], rows.element_size()
+        unit = carried.UNIT // size
+        tag |= hidden % unit * size
         padded = align(max(hidden, 1), unit)
         num_rows = route.tensor_rows
         step = route.capacity // carried.UNIT * unit
@@ -219,7 +238,7 @@ class RowExchange:
             # Columns are summed each for itself: what the padding has does not matter.
             wide = maker_of(rows.dtype, rows.device)(num_rows, padded)
             wide.narrow(1, 0, hidden).copy_(rows)
-            plain = self.add_up_plain(route, wide)
+            plain = self.add_up_plain(route, wide, tag=tag)
             if plain is not None:
                 return plain.narrow(1, 0, hidden).contiguous()
         if padded != hidden or num_rows != rows.shape[0]:
@@ -229,6 +248,7 @@ class RowExchange:
         result = rows.new_empty(route.num_tokens, padded)
         # Rows longer than the group was made for return in pieces.
         try:
+            route.lease.handle.set_tag(tag)
             if padded <= step:
                 route.lease.handle.combine(rows, result)
             else:
@@ -238,7 +258,7 @@ class RowExchange:
                     route.lease.handle.combine(piece, sums)
                     result[:, first : first + step] = sums
         except Error as error:
-            raise translated(error) from error
+            raise self.translated(error) from error
         route.lease.forget()
         return result if padded == hidden else result[:, :hidden].contiguous()
 

@@ -8,19 +8,17 @@ import torch
 from crossdock.deep_ep.config import align
 
 UNIT = 16  # bytes
-# What the library knows the size of; rows of other types are carried as bytes.
-KNOWN_TYPES = frozenset(
-    (
-        torch.bfloat16,
-        torch.float16,
-        torch.float32,
-        torch.float8_e4m3fn,
-        torch.float8_e5m2,
-        torch.int8,
-        torch.uint8,
-        torch.int32,
-    )
-)
+# ncclDataType_t of types that the library carries as such; rows of other types go as bytes.
+CARRIED_TYPES = {
+    torch.int8: 0,
+    torch.uint8: 1,
+    torch.float16: 6,
+    torch.float32: 7,
+    torch.bfloat16: 9,
+    torch.float8_e4m3fn: 10,
+    torch.float8_e5m2: 11,
+}
+BYTES = CARRIED_TYPES[torch.uint8]
 
 
 def padded_bytes(num_bytes: int) -> int:
@@ -33,7 +31,7 @@ def as_carried(rows: torch.Tensor) -> torch.Tensor:
         rows = rows.as_strided(rows.shape, (rows.shape[1], 1))
     num_bytes = rows.shape[1] * rows.element_size()
     if num_bytes % UNIT == 0 and num_bytes > 0:
-        return rows if rows.dtype in KNOWN_TYPES else rows.view(torch.uint8)
+        return rows if rows.dtype in CARRIED_TYPES else rows.view(torch.uint8)
     padded = torch.zeros(rows.shape[0], padded_bytes(num_bytes), dtype=torch.uint8, device=rows.device)
     padded[:, :num_bytes] = rows.view(torch.uint8)
     return padded
