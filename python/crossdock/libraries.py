@@ -16,7 +16,7 @@ from pathlib import Path
 
 NCCL = "libnccl.so.2"
 NCCL_PACKAGE = "nvidia-nccl-cu13==2.30.7"
-NCCL_EP_VERSION, NCCL_VERSION = "ncclEpGetVersion", "ncclGetVersion"
+NCCL_EP_VERSION, NCCL_VERSION, OWN_VERSION = "ncclEpGetVersion", "ncclGetVersion", "crossdockGetVersion"
 OURS = "crossdockGetLastError"  # no other libnccl_ep has it
 
 _PROBE = """

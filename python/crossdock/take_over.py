@@ -14,7 +14,7 @@ import sys
 from crossdock import own_library as package
 from crossdock._core import has_cuda
 from crossdock.errors import InvalidUsage
-from crossdock.libraries import OURS
+from crossdock.libraries import OURS, preloaded
 from crossdock.loaded import file_of, loaded_files
 
 FUNCTIONS = tuple(
@@ -46,10 +46,15 @@ def expect_ours_first() -> None:
     for name in FUNCTIONS:
         found = ctypes.cast(getattr(global_symbols, name), ctypes.c_void_p).value
         if found != ctypes.cast(getattr(ours, name), ctypes.c_void_p).value:
+            file = file_of(getattr(global_symbols, name))
+            remedy = (
+                "start the program with python -m crossdock run, or call take_over_nccl_ep before anything loads the "
+                "other one"
+            )
+            if any(os.path.realpath(one) == os.path.realpath(file) for one in preloaded(os.environ, "")):
+                remedy = "take the other one out of LD_PRELOAD"
             raise InvalidUsage(
-                f"{name} of {file_of(getattr(global_symbols, name))} is loaded globally already, and comes before "
-                f"that of {path}: start the program with python -m crossdock run, or call take_over_nccl_ep before "
-                "anything loads the other one"
+                f"{name} of {file} is loaded globally already, and comes before that of {path}: {remedy}"
             )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import stub_libraries
 
+import crossdock
 from crossdock import take_over
 from crossdock.__main__ import main
 from crossdock.program import HOME
@@ -36,7 +37,7 @@ def test_a_process_with_crossdock(capsys: pytest.CaptureFixture[str]) -> None:
     with running("import crossdock", NCCL_EP_HOME="/somewhere") as pid:
         assert main(["doctor", "--pid", str(pid)]) == 0
     found = capsys.readouterr().out
-    assert f"{take_over.own_library()}, Crossdock 0." in found
+    assert f"{take_over.own_library()}, Crossdock {crossdock.__version__}" in found
     assert "NCCL          not loaded" in found
     assert "NCCL_EP_HOME  was /somewhere at its start" in found
 
@@ -55,6 +56,7 @@ def test_a_process_with_others(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert f"{old}, 2.27.3" in found
     assert f"plugin      {plugin}" in found
     assert f"{deep_ep}, not Crossdock's" in found
+    assert "Start the program with python -m crossdock run" in found
     assert " and ".join(sorted([take_over.own_library(), str(other)])) in found or f"{other} and " in found
     assert f"crossdock: {old} is too old: GPUs need NCCL 2.30.4 or newer" in found
 
@@ -69,6 +71,16 @@ def test_a_process_with_another_installation(tmp_path: Path, capsys: pytest.Capt
     with running(load, PYTHONPATH=path) as pid:
         assert main(["doctor", "--pid", str(pid)]) == 0
     assert "import deep_ep finds crossdock.deep_ep" in capsys.readouterr().out
+
+
+def test_a_process_that_was_started_by_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The remedy is not what has been done."""
+    other = stub_libraries.foreign_nccl_ep(tmp_path / "bundled")
+    run = [sys.executable, "-m", "crossdock", "run"]
+    with running(f"import crossdock, ctypes; ctypes.CDLL({str(other)!r})", *run) as pid:
+        assert main(["doctor", "--pid", str(pid)]) == 1
+    found = capsys.readouterr().out
+    assert "crossdock run started it, so it opens one of them by its path" in found and "Start the" not in found
 
 
 def test_a_process_in_a_container(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

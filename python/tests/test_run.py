@@ -312,3 +312,47 @@ def test_the_console_script_is_the_command() -> None:
     done = start(sys.executable, "-c", code, "sh", "-c", "exit 4")
     assert done.returncode == 4
     assert f"Crossdock {crossdock.__version__}" in done.stderr
+
+
+def test_modules_that_cannot_be_run(tmp_path: Path) -> None:
+    """One line, as python -m has; an ImportError of the program's own is shown whole."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "program.py").write_text("import there_is_none\n")
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path)])
+    for name, lines in (("package", 1), ("package.none", 1)):
+        done = start(*RUN, "-m", name, PYTHONPATH=path)
+        *_, last = done.stderr.splitlines()
+        assert done.returncode == 1 and last.startswith(f"crossdock: PROGRAM is {name}: No module named {name}")
+        assert "Traceback" not in done.stderr
+    done = start(*RUN, "-m", "program", PYTHONPATH=path)
+    assert "Traceback" in done.stderr and done.returncode == 1
+
+
+def test_options_that_there_are_not() -> None:
+    done = start(*RUN, "--foo", "true")
+    assert done.returncode == 2 and "crossdock run [-h] [--as-deep-ep]" in done.stderr, done.stderr
+    done = start(*RUN, "--check", "vllm")
+    assert done.returncode == 2 and "PROGRAM is vllm, and --check takes none" in done.stderr
+
+
+def test_a_library_of_another_name_that_comes_first(tmp_path: Path) -> None:
+    other = stub_libraries.library(stub_libraries.NCCL_EP, tmp_path / "libother.so")
+    (tmp_path / "script.py").write_text("")
+    done = start(*RUN, tmp_path / "script.py", LD_PRELOAD=str(other))
+    assert done.returncode == 2 and done.stderr.strip().endswith("take the other one out of LD_PRELOAD"), done.stderr
+
+
+def test_a_deep_ep_in_the_folder_of_a_command(tmp_path: Path) -> None:
+    """Python finds it first, and so crossdock-run must not say that it finds Crossdock's; and the remedy fits."""
+    (tmp_path / "deep_ep").mkdir()
+    (tmp_path / "deep_ep" / "__init__.py").touch()
+    command = [*RUN, "--as-deep-ep", sys.executable, "-c", "import deep_ep"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and f"keep {tmp_path} off Python's path" in done.stderr, done.stderr
+
+
+def test_a_python_without_crossdock(tmp_path: Path) -> None:
+    folder = Path(program.__file__).parent / "deep_ep_path"
+    done = start(sys.executable, "-S", "-c", "import deep_ep", PYTHONPATH=str(folder))
+    assert f"not for {sys.executable}: install it for this Python" in done.stderr.splitlines()[-1], done.stderr

@@ -88,11 +88,12 @@ def _deep_ep() -> str:
 
 
 ENGINES: tuple[tuple[str, tuple[str, ...], Callable[[Program, Distribution], str]], ...] = (
-    ("nccl.ep", ("nccl-extensions",), _nccl_ep),
+    ("nccl.ep", ("nccl-extensions", "nccl4py"), _nccl_ep),
     ("FlashInfer", ("flashinfer-python",), _flashinfer),
     ("TransformerEngine", ("transformer-engine-cu13", "transformer-engine-cu12"), _transformer_engine),
     ("Megatron-Core", ("megatron-core",), _megatron),
     ("vLLM", ("vllm",), _deep_ep_caller),
     ("SGLang", ("sglang",), _deep_ep_caller),
+    ("torchtitan", ("torchtitan",), _deep_ep_caller),
     ("DeepEP", ("deep_ep", "deep-ep"), _deep_ep_caller),
 )

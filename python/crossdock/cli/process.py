@@ -9,7 +9,7 @@ from pathlib import Path
 
 from crossdock.cli.table import aligned
 from crossdock.errors import InvalidArgument
-from crossdock.libraries import NCCL_EP_VERSION, NCCL_VERSION, OURS, ask
+from crossdock.libraries import NCCL_EP_VERSION, NCCL_PACKAGE, NCCL_VERSION, OURS, OWN_VERSION, ask
 from crossdock.loaded import all_loaded_files
 from crossdock.nccl import MIN_VERSION
 
@@ -33,14 +33,18 @@ def report(pid: int) -> int:
     # What the process itself has set since it started is not to be seen.
     rows += [(name, f"was {environment[name]} at its start") for name in VARIABLES if environment.get(name)]
     print("\n".join(aligned(rows)))
+    was_run = environment.get("NCCL_EP_HOME", "").endswith(os.path.dirname(os.path.dirname(HOME_LIBRARY)))
+    remedy = "Start the program with python -m crossdock run"
+    if was_run:
+        remedy = "python -m crossdock run started it, so it opens one of them by its path: change that"
     problems = [
-        f"{' and '.join(files_of_kind)} are of the same name: a caller gets the one that its own search finds. Start "
-        "the program with python -m crossdock run"
+        f"{' and '.join(files_of_kind)} are of the same name: a caller gets the one that its own search finds. {remedy}"
         for files_of_kind in (libraries, nccls)
         if len(files_of_kind) > 1
     ]
     problems += [
-        f"{file} is too old: GPUs need NCCL 2.30.4 or newer, loaded first (python -m crossdock run does that)"
+        f"{file} is too old: GPUs need NCCL 2.30.4 or newer, loaded first "
+        f"({f'pip install {NCCL_PACKAGE}' if was_run else 'python -m crossdock run does that'})"
         for file in nccls
         if 0 < ask(_path(pid, file), NCCL_VERSION).code < MIN_VERSION
     ]
@@ -76,8 +80,10 @@ def _whose(pid: int, file: str) -> str:
     if file.endswith(DELETED):
         return "which has been replaced since"
     found = ask(_path(pid, file), NCCL_EP_VERSION, OURS)
-    owner = "Crossdock" if OURS in found.symbols else "not Crossdock's,"
-    return f"{owner} {found.version}{f' ({found.problem})' if found.problem else ''}"
+    if OURS in found.symbols:
+        own = ask(_path(pid, file), OWN_VERSION)
+        return f"Crossdock {own.version}" if own.code else f"Crossdock, with the interface of NCCL EP {found.version}"
+    return f"not Crossdock's, {found.version}{f' ({found.problem})' if found.problem else ''}"
 
 
 def _nccl_version(pid: int, file: str) -> str:

@@ -11,14 +11,17 @@ import os
 import runpy
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from crossdock.as_deep_ep import expect_not
 from crossdock.cli.check import check
 from crossdock.errors import InvalidUsage
 from crossdock.program import Program, prepare
 
+SHELLS = ("sh", "bash", "dash", "zsh")  # whose -c is not Python's
 # Where launchers tell a process its rank: one of all says what is used.
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
@@ -39,9 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int | Callable[[], int]:
     """Prepares this process; returns a function that runs the program, or what --check returns."""
-    if options.check:
-        return check(options.as_deep_ep, options.plugin)
     words = options.command_line
+    if options.check:
+        if words:
+            raise InvalidUsage(f"PROGRAM is {words[0]}, and --check takes none: it checks what is installed")
+        return check(options.as_deep_ep, options.plugin)
     if words[:1] == ["--"]:
         del words[0]
     if not words:
@@ -54,6 +59,11 @@ def main(options: argparse.Namespace) -> int | Callable[[], int]:
     elif kind == "script":
         path = os.path.realpath(name)
         _begin_path(path if os.path.isdir(path) else os.path.dirname(path))
+    elif options.as_deep_ep and {"-m", "-c"} & set(arguments) and Path(name).name not in SHELLS:
+        # With -m and -c, Python searches the current folder first.
+        other = Path("deep_ep", "__init__.py").absolute()
+        if other.is_file() and not os.environ.get("PYTHONSAFEPATH"):
+            expect_not(str(other))
     program = prepare(options.as_deep_ep, options.plugin)
     if kind != "command":
         program.enter()
@@ -97,10 +107,22 @@ def _expect_module(name: str) -> None:
 def _run(name: str, arguments: Sequence[str], kind: str) -> int:
     sys.argv = [name, *arguments]
     if kind == "module":
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
+        try:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        except ImportError as error:
+            if not _is_of_runpy(error):
+                raise
+            print(f"crossdock: PROGRAM is {name}: {error}", file=sys.stderr)
+            return 1
     else:
         runpy.run_path(os.path.abspath(name), run_name="__main__")
     return 0
+
+
+def _is_of_runpy(error: ImportError) -> bool:
+    """Whether runpy found no module to run, rather than the program's own code an import."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return bool(frame.f_globals["__name__"] == "runpy")
 
 
 def _exec(program: Program, name: str, arguments: Sequence[str]) -> int:
