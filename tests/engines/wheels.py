@@ -40,6 +40,7 @@ class Wheel:
 # Wheels for Python 3.12 alone; the files that are used run with 3.11 as well.
 MEGATRON = Wheel("megatron-core", "0.19.2", 3, python="3.12")
 SGLANG = Wheel("sglang", "0.5.23", 38, r"sglang/srt/layers/moe/token_dispatcher/")
+TORCHTITAN = Wheel("torchtitan", "0.3.0", 2, r"torchtitan/distributed/deepep/deepep\.py")
 VLLM = Wheel("vllm", "0.33.0", 321, r"vllm/model_executor/layers/fused_moe/prepare_finalize/")
 FLASHINFER = Wheel("flashinfer-python", "0.7.2.post1", 60, r"flashinfer/moe_ep/(core|backends/split|\w+\.py)")
 TRANSFORMER_ENGINE = Wheel("transformer-engine-cu13", "2.20.2", 264, r"transformer_engine/wheel_lib/libtransformer")
