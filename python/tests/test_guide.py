@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python programs in docs/guide.md and README.md run, and print what the documents show."""
+"""The Python programs in docs/guide.md and README.md run, and print what the documents show; of docs/engines.md
+those that need no engine."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,3 +44,22 @@ def test_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_readme() -> None:
     [(code, _)] = CELL.findall((ROOT / "README.md").read_text())
     assert output_of(code, {}) == "[1.75, 3.5]\n"
+
+
+def test_the_engines(tmp_path: Path) -> None:
+    """The program over DeepEP's classes runs; the others, which need engines and GPUs, compile."""
+    pytest.importorskip("torch", reason="torch is not installed: skipped")
+    cells = [code for code, _ in CELL.findall((ROOT / "docs" / "engines.md").read_text())]
+    for code in cells:
+        compile(code, "docs/engines.md", "exec")
+    [program] = [code for code in cells if "from deep_ep import" in code]
+    (tmp_path / "layer.py").write_text(program)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    common = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "crossdock", "run", "--as-deep-ep", str(tmp_path / "layer.py")]
+    ranks = [subprocess.Popen(command, env=common | {"RANK": str(rank)}, stderr=subprocess.PIPE) for rank in range(2)]
+    for process in ranks:
+        errors = process.communicate(timeout=120)[1]
+        assert process.returncode == 0, errors.decode()
