@@ -5,7 +5,7 @@ A file holds the runs of one machine or benchmark; a line is a JSON object. The 
 commit whose tree first held it, command, machine and common settings. Each further line is one measurement, with the
 run's name and the settings that are not common. In ep_bench's files a measurement is an operation of a library
 ("bound": the lower bound) in one case; a distribution is [median, p99, min, max, mean, count]. graph_operations is the
-run's where a line with device_us has none.
+run's where a line with device_us has none. Lines of another library that are older than their run have their own date.
 """
 import datetime
 import json
@@ -68,12 +68,16 @@ class Run:
         self.common = head["case"]
         self.ranks = self.common["ranks"]
         self.cases = []
+        self.peer_date = self.date  # of the other library's figures
 
     def add(self, line):
         settings = {key: line.get(key, self.common.get(key)) for key in SETTINGS if key in line or key in self.common}
-        if not self.cases or self.cases[-1].settings != settings:
-            self.cases.append(Case(settings))
-        case, name, operation = self.cases[-1], line["library"], line["operation"]
+        case = next((case for case in self.cases if case.settings == settings), None)
+        if case is None:
+            case = Case(settings)
+            self.cases.append(case)
+        name, operation = line["library"], line["operation"]
+        self.peer_date = line.get("date", self.peer_date)
         if operation == "start":
             case.libraries[name] = line
         else:
@@ -147,6 +151,19 @@ def run_lines(name, document, date, commit):
                            **timing_of(library[operation])}
 
 
+def is_peers(line):
+    return "library" in line and line["library"] not in ("bound", "crossdock")
+
+
+def peers_lines(old, new):
+    """The other library's lines of a run's old ones, with their date, if the new ones have none of it."""
+    if not old or any(map(is_peers, new)):
+        return []
+    common = old[0]["case"]
+    settings = {key: common[key] for key in SETTINGS if key in common and common[key] != new[0]["case"].get(key)}
+    return [{"run": line["run"], "date": old[0]["date"], **settings, **line} for line in old if is_peers(line)]
+
+
 def write(path, lines):
     path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
 
@@ -167,6 +184,8 @@ def take(folder):
         document["command"] = re.sub(r"[^ ]*/([^ /]+)", r"\1", document["command"])
         name, machine = (path.stem[4:], "cpu") if path.stem.startswith("cpu-") else path.stem.rsplit("-", 1)
         file = FOLDER / f"{machine}.jsonl"
-        kept = [line for line in lines_of(file) if line["run"] != name] if file.exists() else []
-        write(file, [*kept, *run_lines(name, document, now, commit)])
+        lines = lines_of(file) if file.exists() else []
+        new = list(run_lines(name, document, now, commit))
+        old = peers_lines([line for line in lines if line["run"] == name], new)
+        write(file, [*(line for line in lines if line["run"] != name), *new, *old])
         print(f"took {path.name} into {file.relative_to(ROOT)}")

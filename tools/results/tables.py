@@ -70,6 +70,11 @@ def provenance(runs):
     return ", ".join(f"{date} ({', '.join(commits)})" for date, commits in sorted(by_date.items()))
 
 
+def older_peers(runs, peer):
+    """Such as "NCCL EP: 2026-11-22", or nothing if its figures are of the same runs."""
+    return ", ".join(f"{peer}: {date}" for date in sorted({run.peer_date for run in runs if run.peer_date != run.date}))
+
+
 def shape(run):
     hidden, topk, experts = (run.cases[0].settings[key] for key in ("hidden", "topk", "experts"))
     return f"hidden {hidden}, top-{topk} of {experts} experts"
@@ -101,8 +106,10 @@ def readme():
     peer, version = other_library(machines[0][1])
     headings = [heading for (model, _), _ in machines for heading in (f"{model}: Crossdock:", f"{peer}:")]
     software = " and ".join(dict.fromkeys(software for (_, software), _ in machines))
-    text = f"""Median time in µs, lower is better; {peer} {version} in the same runs of {provenance(used)}, {software},
-        {shape(used[0])}, BF16. LL: steady state (CUDA graph replay). HT: latency of one call on an idle stream."""
+    older = older_peers(used, f"{peer} on {machines[0][0][0]}")
+    text = f"""Median time in µs, lower is better; {peer} {version} in the same runs of {provenance(used)}
+        {f"({older})" if older else ""}, {software}, {shape(used[0])}, BF16. LL: steady state (CUDA graph replay). HT:
+        latency of one call on an idle stream."""
     return wrap(text) + table(["operation", *headings], rows)
 
 
@@ -115,6 +122,8 @@ def usual():
 def heading(title, used, machine):
     """A table's title, its date and commits, and what is not usual."""
     unusual = [text for text in (machine, shape(used[0])) if text not in usual()]
+    older = older_peers(used, other_library({run.name: run for run in used})[0])
+    unusual += [older] if older else []
     return [f"### {title}", "", *wrap("; ".join([provenance(used), *unusual]) + ".")]
 
 
