@@ -172,6 +172,8 @@ class Ranks:
         if device.type == "cpu":
             return self.cpus
         require(device.type == "cuda", lambda: f"tensors are on device {device}, allowed: cpu, cuda")
+        if device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
         resources = self.resources
         require(
             resources.gpu in (None, device),
