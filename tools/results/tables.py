@@ -107,9 +107,9 @@ def readme():
     headings = [heading for (model, _), _ in machines for heading in (f"{model}: Crossdock:", f"{peer}:")]
     software = " and ".join(dict.fromkeys(software for (_, software), _ in machines))
     older = older_peers(used, f"{peer} on {machines[0][0][0]}")
-    text = f"""Median time in µs, lower is better; {peer} {version} in the same runs of {provenance(used)}
-        {f"({older})" if older else ""}, {software}, {shape(used[0])}, BF16. LL: steady state (CUDA graph replay). HT:
-        latency of one call on an idle stream."""
+    text = f"""Median time in µs, lower is better. Runs of {provenance(used)}, with {peer} {version} in the same
+        ones{f" (but {older})" if older else ""}; {software}, {shape(used[0])}, BF16. LL: steady state (CUDA graph
+        replay). HT: latency of one call on an idle stream."""
     return wrap(text) + table(["operation", *headings], rows)
 
 
