@@ -53,10 +53,10 @@ def expect_no_other_deep_ep() -> None:
     spec = importlib.util.find_spec(NAME)
     # A folder of that name that is no package has no origin, and a package comes before it.
     if spec is not None and spec.origin is not None and Path(spec.origin).parent != FOLDER / NAME:
-        expect_not(spec.origin)
+        refuse_other(spec.origin)
 
 
-def expect_not(file: str) -> None:
+def refuse_other(file: str) -> None:
     """InvalidUsage: import deep_ep finds that file."""
     is_installed = bool({"site-packages", "dist-packages"} & set(Path(file).parts))
     remedy = "pip uninstall deep_ep" if is_installed else f"keep {Path(file).parent.parent} off Python's path"

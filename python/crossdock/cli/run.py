@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from crossdock.as_deep_ep import expect_not
+from crossdock.as_deep_ep import refuse_other
 from crossdock.cli.check import check
 from crossdock.errors import InvalidUsage
 from crossdock.program import Program, prepare
@@ -63,7 +63,7 @@ def main(options: argparse.Namespace) -> int | Callable[[], int]:
         # With -m and -c, Python searches the current folder first.
         other = Path("deep_ep", "__init__.py").absolute()
         if other.is_file() and not os.environ.get("PYTHONSAFEPATH"):
-            expect_not(str(other))
+            refuse_other(str(other))
     program = prepare(options.as_deep_ep, options.plugin)
     if kind != "command":
         program.enter()

@@ -127,7 +127,7 @@ def named(same: tuple[int, ...]) -> dict[str, object]:
     form: dict[str, object] = dict(zip(SAME, same, strict=False))
     form["kind of call"] = KINDS[same[0]]
     for name in ("type of x", "type of the scales"):
-        number = int(form[name])  # type: ignore[call-overload]
+        number = same[SAME.index(name)]
         form[name] = "None" if number == 0 else "another" if number == 1 else f"torch.{_TYPES[number - 2]}"
     if same[0] == WITH_WORST_TOKENS:
         form["num_worst_tokens"] = form.pop("num_max_tokens_per_rank")

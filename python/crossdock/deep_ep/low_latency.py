@@ -58,7 +58,6 @@ def explained(error: Error) -> Error:
     return translated(error)
 
 
-
 class Form(LowLatencyForm):
     """What follows from the form of a dispatch's arguments, which are found right."""
 
