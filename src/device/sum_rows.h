@@ -48,7 +48,6 @@ struct PointerSummands {
     CROSSDOCK_DEVICE const std::byte* row(uint32_t i) const { return rows[i]; }
     CROSSDOCK_DEVICE float weight(uint32_t) const { return 1.0f; }
 };
-using PointerTerms = PointerSummands;
 
 template <DType kDType>
 CROSSDOCK_DEVICE void add_weighted(const Bytes16& part, float weight, float (&sums)[16 / dtype_bytes(kDType)]) {
