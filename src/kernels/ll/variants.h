@@ -48,10 +48,10 @@ struct ExpertMajorFp8Ll128 : LlDispatchKnown<true, LlForm::kLl128, LlDispatchWir
 struct ExpertMajorFp8Rows : LlDispatchKnown<true, LlForm::kPlain, LlDispatchWire::kFp8> {};
 
 // On GPUs all rows of a combine of one LSA team are LL128 rows, unless they are long or quantised.
-template <bool kExpertMajor, bool kOwnRowsStay>
+template <bool kExpertMajor, bool kOwnRowsStay, LlCombineWire kWire = LlCombineWire::kRows>
 struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<kExpertMajor, LlForm::kLl128>> {
     static constexpr DType dtype = DType::kBf16;
-    static constexpr LlCombineWire wire = LlCombineWire::kRows;
+    static constexpr LlCombineWire wire = kWire;
     static constexpr RowForms forms = RowForms::kLl128;
     static constexpr bool own_rows_stay = kOwnRowsStay;
 };
@@ -61,6 +61,7 @@ struct ExpertMajorCombine : LlCombineKnown<true, false> {};
 struct ExpertMajorCombineOwnStay : LlCombineKnown<true, true> {
     static constexpr uint32_t kRowsAtOnce = 8;
 };
+struct ExpertMajorSendersSums : LlCombineKnown<true, false, LlCombineWire::kSums> {};
 
 namespace {
 
@@ -107,14 +108,14 @@ void with_dispatch_variant(const LlDispatchArgs& args, Run run) {
 }
 template <typename Run>
 void with_combine_variant(const LlCombineArgs& args, Run run) {  // run<kDType>(args)
-    with_known<RankMajorCombine, RankMajorCombineOwnStay, ExpertMajorCombine, ExpertMajorCombineOwnStay>(
-        args, [&]<typename Args>(const Args& known) {
-            if constexpr (std::is_same_v<Args, LlCombineArgs>) {
-                with_dtype(known.dtype, [&]<DType kDType>() { run.template operator()<kDType>(known); });
-            } else {
-                run.template operator()<Args::dtype>(known);
-            }
-        });
+    with_known<RankMajorCombine, RankMajorCombineOwnStay, ExpertMajorCombine, ExpertMajorCombineOwnStay,
+               ExpertMajorSendersSums>(args, [&]<typename Args>(const Args& known) {
+        if constexpr (std::is_same_v<Args, LlCombineArgs>) {
+            with_dtype(known.dtype, [&]<DType kDType>() { run.template operator()<kDType>(known); });
+        } else {
+            run.template operator()<Args::dtype>(known);
+        }
+    });
 }
 
 }  // namespace
