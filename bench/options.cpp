@@ -58,8 +58,9 @@ std::string find_misplaced(const Options& options, const Words& words) {
     if (options.sender_sums) {
         return "--sums: sender goes with --mode ll only; ht always sums a rank's rows there";
     }
-    if (options.overlap) {
-        return "--overlap: goes with --mode ll only; ht's operations have no halves";
+    if (options.overlap || options.split) {
+        return fmt::format("--{}: goes with --mode ll only; ht's operations have no halves",
+                           options.overlap ? "overlap" : "split");
     }
     if (!options.is_expert_major() && options.alignment != 1) {
         return "--alignment: goes with --layout em only; flat has no zones";
@@ -222,6 +223,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     app.add_flag("--validate", options.validate, "compare with plain loops before timing");
     app.add_flag("--kernels", options.kernels, "--backend cuda: also time the kernels, by CUPTI");
     app.add_flag("--overlap", options.overlap, "--backend cuda: also time a matrix product between the halves");
+    app.add_flag("--split", options.split, "ll: run each operation as a send half and ncclEpComplete");
     app.add_option("--handles", options.num_handles, "also time this many passes, each with its own handle (0)")
         ->check(integer_range(0, 10000000));
     app.add_option("--library", options.library_path, "time this library too, in the same run")->type_name("PATH");

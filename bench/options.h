@@ -58,6 +58,7 @@ struct Options {
     bool validate = false;
     bool kernels = false;
     bool overlap = false;
+    bool split = false;  // send_only, then ncclEpComplete
     int num_handles = 0;
     std::string library_path;  // another library to time beside ours
     std::string json_path;

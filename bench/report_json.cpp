@@ -143,6 +143,7 @@ void write_json(const Options& options, const Machine& machine, const std::vecto
         json["case"]["alignment"] = options.alignment;
     } else {
         json["case"]["sums"] = options.sender_sums ? "sender" : "exact";
+        json["case"]["split"] = options.split;
     }
     if (is_cuda(options.backend)) {
         json["case"]["graph_operations"] = options.graph_operations;

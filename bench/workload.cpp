@@ -85,16 +85,25 @@ void Workload::run(Operation operation, int count) {
                 update();
                 break;
             case Operation::kDispatch:
-                dispatch(false);
-                break;
             case Operation::kCombine:
-                combine(false);
+                run_once(operation);
                 break;
             case Operation::kPair:
-                dispatch(false);
-                combine(false);
+                run_once(Operation::kDispatch);
+                run_once(Operation::kCombine);
                 break;
         }
+    }
+}
+
+void Workload::run_once(Operation operation) {
+    if (options_.split) {
+        send(operation);
+        complete();
+    } else if (operation == Operation::kDispatch) {
+        dispatch(false);
+    } else {
+        combine(false);
     }
 }
 

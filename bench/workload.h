@@ -57,6 +57,7 @@ class Workload {
     virtual void dispatch(bool send_only) = 0;
     virtual void combine(bool send_only) = 0;
     void run(Operation operation, int count);
+    void run_once(Operation operation);  // a dispatch or combine
 
     // A dispatch and a combine of num_tokens tokens, each checked after it ends.
     template <typename Validator>
