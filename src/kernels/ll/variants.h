@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chooses the kernel of an LL operation. The operations that inference runs most have kernels of their own, compiled
-// with constants for arguments that never change there; the general kernel serves all others.
+// Chooses the kernel of an LL operation. The operations that inference runs most, whole or as a half, have kernels of
+// their own, compiled with constants for arguments that never change there; the general kernel serves all others.
 //
 // A constant hides the argument of the same name, so all kernels share one source. Every constant needs its check in
 // `serves`, or a kernel runs with arguments that it does not support.
@@ -17,51 +17,72 @@ struct UnmaskedScope : WaitScope {
     static constexpr uint32_t masking = 0;
 };
 
-template <bool kExpertMajor, LlForm kRowForm>
+// The halves of an operation that a kernel runs.
+struct Both {
+    static constexpr uint32_t halves = kSendHalf | kReceiveHalf;
+};
+struct Send {
+    static constexpr uint32_t halves = kSendHalf;
+};
+struct Receive {
+    static constexpr uint32_t halves = kReceiveHalf;
+};
+
+template <typename Halves, bool kExpertMajor, LlForm kRowForm>
 struct LlCommonKnown : LlCommonOf<UnmaskedScope> {
     static constexpr uint32_t kMostTopk = 8;
     static constexpr LlForm kForm = kRowForm;
     static constexpr bool kFewTokens = true;
     static constexpr bool expert_major = kExpertMajor;
     static constexpr bool ids_are_64_bit = true;
-    static constexpr uint32_t halves = kSendHalf | kReceiveHalf;
+    static constexpr uint32_t halves = Halves::halves;
 };
 
-template <bool kExpertMajor, LlForm kRowForm, LlDispatchWire kWire>
-struct LlDispatchKnown : LlDispatchArgsOf<LlCommonKnown<kExpertMajor, kRowForm>> {
+template <typename Halves, bool kExpertMajor, LlForm kRowForm, LlDispatchWire kWire>
+struct LlDispatchKnown : LlDispatchArgsOf<LlCommonKnown<Halves, kExpertMajor, kRowForm>> {
     static constexpr bool kOneBatch = true;
     static constexpr LlDispatchWire wire = kWire;
     static constexpr bool transposed_scales = false;
 };
 
-template <bool kExpertMajor, LlForm kRowForm>
-struct LlPlainDispatchKnown : LlDispatchKnown<kExpertMajor, kRowForm, LlDispatchWire::kBytes> {
+template <typename Halves, bool kExpertMajor, LlForm kRowForm>
+struct LlPlainDispatchKnown : LlDispatchKnown<Halves, kExpertMajor, kRowForm, LlDispatchWire::kBytes> {
     static constexpr uint32_t scale_bytes = 0;
 };
 
 // These names appear in the kernels' names in profilers and resources.txt.
-struct RankMajorLl128 : LlPlainDispatchKnown<false, LlForm::kLl128> {};
-struct RankMajorRows : LlPlainDispatchKnown<false, LlForm::kPlain> {};
-struct ExpertMajorLl128 : LlPlainDispatchKnown<true, LlForm::kLl128> {};
-struct ExpertMajorRows : LlPlainDispatchKnown<true, LlForm::kPlain> {};
-struct ExpertMajorFp8Ll128 : LlDispatchKnown<true, LlForm::kLl128, LlDispatchWire::kFp8> {};
-struct ExpertMajorFp8Rows : LlDispatchKnown<true, LlForm::kPlain, LlDispatchWire::kFp8> {};
+template <typename Halves>
+struct RankMajorLl128 : LlPlainDispatchKnown<Halves, false, LlForm::kLl128> {};
+template <typename Halves>
+struct RankMajorRows : LlPlainDispatchKnown<Halves, false, LlForm::kPlain> {};
+template <typename Halves>
+struct ExpertMajorLl128 : LlPlainDispatchKnown<Halves, true, LlForm::kLl128> {};
+template <typename Halves>
+struct ExpertMajorRows : LlPlainDispatchKnown<Halves, true, LlForm::kPlain> {};
+template <typename Halves>
+struct ExpertMajorFp8Ll128 : LlDispatchKnown<Halves, true, LlForm::kLl128, LlDispatchWire::kFp8> {};
+template <typename Halves>
+struct ExpertMajorFp8Rows : LlDispatchKnown<Halves, true, LlForm::kPlain, LlDispatchWire::kFp8> {};
 
-// On GPUs all rows of a combine of one LSA team are LL128 rows, unless they are long or quantised.
-template <bool kExpertMajor, bool kOwnRowsStay, LlCombineWire kWire = LlCombineWire::kRows>
-struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<kExpertMajor, LlForm::kLl128>> {
+// On GPUs all rows of a combine of one LSA team are LL128 rows, unless they are long or quantised. Rows stay only if
+// both halves run (core/ll/plan.cpp).
+template <typename Halves, bool kExpertMajor, bool kOwnRowsStay, LlCombineWire kWire = LlCombineWire::kRows>
+struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<Halves, kExpertMajor, LlForm::kLl128>> {
     static constexpr DType dtype = DType::kBf16;
     static constexpr LlCombineWire wire = kWire;
     static constexpr RowForms forms = RowForms::kLl128;
     static constexpr bool own_rows_stay = kOwnRowsStay;
 };
-struct RankMajorCombine : LlCombineKnown<false, false> {};
-struct RankMajorCombineOwnStay : LlCombineKnown<false, true> {};
-struct ExpertMajorCombine : LlCombineKnown<true, false> {};
-struct ExpertMajorCombineOwnStay : LlCombineKnown<true, true> {
+template <typename Halves>
+struct RankMajorCombine : LlCombineKnown<Halves, false, false> {};
+struct RankMajorCombineOwnStay : LlCombineKnown<Both, false, true> {};
+template <typename Halves>
+struct ExpertMajorCombine : LlCombineKnown<Halves, true, false> {};
+struct ExpertMajorCombineOwnStay : LlCombineKnown<Both, true, true> {
     static constexpr uint32_t kRowsAtOnce = 8;
 };
-struct ExpertMajorSendersSums : LlCombineKnown<true, false, LlCombineWire::kSums> {};
+template <typename Halves>
+struct ExpertMajorSendersSums : LlCombineKnown<Halves, true, false, LlCombineWire::kSums> {};
 
 namespace {
 
@@ -101,21 +122,44 @@ void with_known(const Args& args, Run run) {
     run(args);
 }
 
-template <typename Run>
-void with_dispatch_variant(const LlDispatchArgs& args, Run run) {
-    with_known<RankMajorLl128, RankMajorRows, ExpertMajorLl128, ExpertMajorRows, ExpertMajorFp8Ll128,
-               ExpertMajorFp8Rows>(args, run);
+template <typename Halves>
+void with_dispatch_variant_of(const LlDispatchArgs& args, auto run) {
+    with_known<RankMajorLl128<Halves>, RankMajorRows<Halves>, ExpertMajorLl128<Halves>, ExpertMajorRows<Halves>,
+               ExpertMajorFp8Ll128<Halves>, ExpertMajorFp8Rows<Halves>>(args, run);
 }
-template <typename Run>
-void with_combine_variant(const LlCombineArgs& args, Run run) {  // run<kDType>(args)
-    with_known<RankMajorCombine, RankMajorCombineOwnStay, ExpertMajorCombine, ExpertMajorCombineOwnStay,
-               ExpertMajorSendersSums>(args, [&]<typename Args>(const Args& known) {
+void with_dispatch_variant(const LlDispatchArgs& args, auto run) {
+    switch (args.common.halves) {
+        case Send::halves:
+            return with_dispatch_variant_of<Send>(args, run);
+        case Receive::halves:
+            return with_dispatch_variant_of<Receive>(args, run);
+        default:
+            return with_dispatch_variant_of<Both>(args, run);
+    }
+}
+
+template <typename... Known>
+void with_combine_variant_of(const LlCombineArgs& args, auto run) {
+    with_known<Known...>(args, [&]<typename Args>(const Args& known) {
         if constexpr (std::is_same_v<Args, LlCombineArgs>) {
             with_dtype(known.dtype, [&]<DType kDType>() { run.template operator()<kDType>(known); });
         } else {
             run.template operator()<Args::dtype>(known);
         }
     });
+}
+void with_combine_variant(const LlCombineArgs& args, auto run) {  // run<kDType>(args)
+    switch (args.common.halves) {
+        case Send::halves:
+            return with_combine_variant_of<RankMajorCombine<Send>, ExpertMajorCombine<Send>,
+                                           ExpertMajorSendersSums<Send>>(args, run);
+        case Receive::halves:
+            return with_combine_variant_of<RankMajorCombine<Receive>, ExpertMajorCombine<Receive>,
+                                           ExpertMajorSendersSums<Receive>>(args, run);
+        default:
+            return with_combine_variant_of<RankMajorCombine<Both>, RankMajorCombineOwnStay, ExpertMajorCombine<Both>,
+                                           ExpertMajorCombineOwnStay, ExpertMajorSendersSums<Both>>(args, run);
+    }
 }
 
 }  // namespace
