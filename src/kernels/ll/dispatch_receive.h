@@ -400,19 +400,22 @@ class DispatchReceive {
     // Places 8 or 16 bytes of a row's scales, from their byte `first` on.
     CROSSDOCK_DEVICE void place_scale_part(const Placement& placement, uint32_t first, uint32_t bytes,
                                            const Bytes16& part) const {
-        const uint64_t capacity = c_.offsets.num_slots;
+        const uint32_t capacity = c_.offsets.num_slots;
         const uint32_t scales = args_.scale_bytes / 4;
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < *placement.num; ++i) {
-            const uint64_t row = placement.rows[i];
+            const uint32_t row = placement.rows[i];
+            uint64_t first_word = uint64_t{row} * scales;
+            uint32_t step = 1;
+            if (args_.transposed_scales) {
+                const uint32_t row_of_expert = row % capacity;
+                first_word = uint64_t{row - row_of_expert} * scales + row_of_expert;
+                step = capacity;
+            }
             CROSSDOCK_ROLLED
             for (uint32_t j = 0; j < bytes / 4 && first / 4 + j < scales; ++j) {
                 const uint32_t value = static_cast<uint32_t>((j < 2 ? part.low : part.high) >> (32 * (j % 2)));
-                const uint64_t scale = first / 4 + j;
-                const uint64_t word = args_.transposed_scales
-                                          ? (row / capacity * scales + scale) * capacity + row % capacity
-                                          : row * scales + scale;
-                store_word(args_.out_scales + 4 * word, value);
+                store_word(args_.out_scales + 4 * (first_word + uint64_t{step} * (first / 4 + j)), value);
             }
         }
     }

@@ -38,11 +38,11 @@ struct LlCommonKnown : LlCommonOf<UnmaskedScope> {
     static constexpr uint32_t halves = Halves::halves;
 };
 
-template <typename Halves, bool kExpertMajor, LlForm kRowForm, LlDispatchWire kWire>
+template <typename Halves, bool kExpertMajor, LlForm kRowForm, LlDispatchWire kWire, bool kTransposedScales = false>
 struct LlDispatchKnown : LlDispatchArgsOf<LlCommonKnown<Halves, kExpertMajor, kRowForm>> {
     static constexpr bool kOneBatch = true;
     static constexpr LlDispatchWire wire = kWire;
-    static constexpr bool transposed_scales = false;
+    static constexpr bool transposed_scales = kTransposedScales;
 };
 
 template <typename Halves, bool kExpertMajor, LlForm kRowForm>
@@ -63,6 +63,11 @@ template <typename Halves>
 struct ExpertMajorFp8Ll128 : LlDispatchKnown<Halves, true, LlForm::kLl128, LlDispatchWire::kFp8> {};
 template <typename Halves>
 struct ExpertMajorFp8Rows : LlDispatchKnown<Halves, true, LlForm::kPlain, LlDispatchWire::kFp8> {};
+// DeepEP's scales.
+template <typename Halves>
+struct ExpertMajorFp8Ll128Transposed : LlDispatchKnown<Halves, true, LlForm::kLl128, LlDispatchWire::kFp8, true> {};
+template <typename Halves>
+struct ExpertMajorFp8RowsTransposed : LlDispatchKnown<Halves, true, LlForm::kPlain, LlDispatchWire::kFp8, true> {};
 
 // On GPUs all rows of a combine of one LSA team are LL128 rows, unless they are long or quantised. Rows stay only if
 // both halves run (core/ll/plan.cpp).
@@ -99,8 +104,10 @@ bool serves(const LlDispatchArgs& args) {
     const LlWarpLayout& warp_layout = args.common.warp_layout;
     const bool in_one_batch =
         args.common.tokens_per_block <= warp_layout.num_stages && args.row_bytes <= warp_layout.chunk_bytes;
-    return has_what_is_known<decltype(Known::common)>(args.common) && in_one_batch && args.wire == Known::wire &&
-           args.transposed_scales == Known::transposed_scales &&
+    using Common = decltype(Known::common);
+    const bool places_scales = (Common::halves & kReceiveHalf) != 0;
+    return has_what_is_known<Common>(args.common) && in_one_batch && args.wire == Known::wire &&
+           (args.transposed_scales == Known::transposed_scales || !places_scales) &&
            (Known::wire != LlDispatchWire::kBytes || args.scale_bytes == 0);  // LlPlainDispatchKnown
 }
 
@@ -122,19 +129,21 @@ void with_known(const Args& args, Run run) {
     run(args);
 }
 
-template <typename Halves>
+template <typename Halves, typename... More>
 void with_dispatch_variant_of(const LlDispatchArgs& args, auto run) {
     with_known<RankMajorLl128<Halves>, RankMajorRows<Halves>, ExpertMajorLl128<Halves>, ExpertMajorRows<Halves>,
-               ExpertMajorFp8Ll128<Halves>, ExpertMajorFp8Rows<Halves>>(args, run);
+               ExpertMajorFp8Ll128<Halves>, ExpertMajorFp8Rows<Halves>, More...>(args, run);
 }
 void with_dispatch_variant(const LlDispatchArgs& args, auto run) {
     switch (args.common.halves) {
         case Send::halves:
             return with_dispatch_variant_of<Send>(args, run);
         case Receive::halves:
-            return with_dispatch_variant_of<Receive>(args, run);
+            return with_dispatch_variant_of<Receive, ExpertMajorFp8Ll128Transposed<Receive>,
+                                            ExpertMajorFp8RowsTransposed<Receive>>(args, run);
         default:
-            return with_dispatch_variant_of<Both>(args, run);
+            return with_dispatch_variant_of<Both, ExpertMajorFp8Ll128Transposed<Both>,
+                                            ExpertMajorFp8RowsTransposed<Both>>(args, run);
     }
 }
 
