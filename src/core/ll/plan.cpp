@@ -134,8 +134,9 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
     warp_layout.num_stages = std::clamp(common.tokens_per_block, 1u, warp_layout.num_stages);
     if (chooses_warps(group) && common.num_tokens <= kShortDispatchTokens) {
         // Warps that send a plain row each can't receive meanwhile; LL128 rows are sent by all warps, quickly.
+        const bool receive_meanwhile = !is_ll128 && common.halves == (kSendHalf | kReceiveHalf);
         warp_layout.warps_per_block = kFewGpuWarps;
-        warp_layout.receive_warps = is_ll128 ? kFewGpuWarps : kFewGpuWarps - warp_layout.num_stages;
+        warp_layout.receive_warps = receive_meanwhile ? kFewGpuWarps - warp_layout.num_stages : kFewGpuWarps;
         warp_layout.receive_stages = warp_layout.receive_warps;
     }
     const auto lay_out = [&] {
