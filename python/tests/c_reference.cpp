@@ -8,7 +8,7 @@
 
 #include <tuple>
 
-#include "conformance/ll/random_problem.h"
+#include "conformance/support/random_problem.h"
 #include "reference/combine.h"
 #include "reference/ht_combine.h"
 
@@ -34,8 +34,9 @@ Problem random_problem(uint64_t seed, int num_ranks) {
 }
 
 // Unquantised, with room for every row.
-HtProblem random_ht_problem(uint64_t seed, int num_ranks, bool is_flat, size_t alignment) {
-    HtProblem problem{random_problem(seed, num_ranks)};
+Problem random_ht_problem(uint64_t seed, int num_ranks, bool is_flat, size_t alignment) {
+    Problem problem = random_problem(seed, num_ranks);
+    problem.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
     problem.recipe = Recipe::kNone;
     problem.token_type = problem.combine_type;
     problem.hidden = problem.combine_hidden;
@@ -51,16 +52,16 @@ std::vector<std::vector<std::tuple<int, int, int>>> received(const Problem& prob
     std::vector<std::vector<std::tuple<int, int, int>>> blocks;
     for (const std::vector<RowSource>& rows : received_rows(problem, rank)) {
         blocks.emplace_back();
-        for (const RowSource& row : rows) blocks.back().emplace_back(row.source, row.token, row.k);
+        for (const RowSource& row : rows) blocks.back().emplace_back(row.source, row.token, row.choice);
     }
     return blocks;
 }
 
 // (source, token, local expert) of each row; source -1: padding.
-std::vector<std::tuple<int, int, int>> ht_received(const HtProblem& problem, int rank) {
+std::vector<std::tuple<int, int, int>> ht_received(const Problem& problem, int rank) {
     const HtRouting routing(problem);
     std::vector<std::tuple<int, int, int>> rows;
-    for (const HtRow& row : routing.received(rank).rows) rows.emplace_back(row.source, row.token, row.expert);
+    for (const RowSource& row : routing.received(rank).rows) rows.emplace_back(row.source, row.token, row.choice);
     return rows;
 }
 
@@ -103,27 +104,21 @@ NB_MODULE(c_reference, module) {
                  const ArrivedRow row = arrived_row(p, {source, token, k});
                  return nb::make_tuple(bytes_of(row.tokens), bytes_of(row.scales));
              })
-        .def("arrived_ids",
+        .def("metadata",
              [](const Problem& p, int target, int source, int token) {
-                 return arrived_ids(p, target, {source, token, 0});
+                 const Metadata found = metadata_of(p, target, {source, token, 0});
+                 return nb::make_tuple(nb::cast(found.ids), nb::cast(found.weights));
              })
         .def("expert_row",
              [](const Problem& p, int target, int source, int token, int k) {
                  return bytes_of(expert_row(p, target, RowSource{source, token, k}));
              })
         .def("combined_row",
-             [](const Problem& p, int source, int token) { return bytes_of(combined_row(p, source, token)); });
-
-    nb::class_<HtProblem, Problem>(module, "HtProblem")
-        .def_ro("alignment", &HtProblem::alignment)
-        .def_ro("budget", &HtProblem::budget)
+             [](const Problem& p, int source, int token) { return bytes_of(combined_row(p, source, token)); })
+        .def_ro("alignment", &Problem::alignment)
+        .def_ro("budget", &Problem::budget)
         .def("ht_received", &ht_received)
-        .def("metadata",
-             [](const HtProblem& p, int target, int source, int token) {
-                 const HtMetadata found = metadata_of(p, target, {source, token, 0});
-                 return nb::make_tuple(nb::cast(found.ids), nb::cast(found.weights));
-             })
-        .def("ht_combined_rows", [](const HtProblem& p, int source) {
+        .def("ht_combined_rows", [](const Problem& p, int source) {
             const HtRouting routing(p);
             nb::list rows;
             for (int token = 0; token < p.ranks.at(source).num_tokens; ++token) {

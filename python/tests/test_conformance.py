@@ -77,7 +77,7 @@ def low_latency(comm: ep.Communicator, problem: Any) -> None:
                 row_scales[place] = np.frombuffer(row_scale, np.uint8)
                 experts[place] = np.frombuffer(problem.expert_row(rank, source, token, k), np.uint8)
                 if arrived_ids is not None:
-                    assert arrived_ids[block, slot].tolist() == problem.arrived_ids(rank, source, token)
+                    assert arrived_ids[block, slot].tolist() == problem.metadata(rank, source, token)[0]
                     assert arrived_weights[block, slot].tolist() == routing_of(problem, source)[1][token].tolist()
             if arrived_ids is not None:
                 assert (arrived_ids[block, len(sources) :] == -1).all()

@@ -16,14 +16,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kTimeoutNs = 700'000'000;
 
-template <typename Mode>
-typename Mode::Problem busy(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
-    if constexpr (Mode::kIsHt)
-        return busy_ht_problem(num_ranks, layout, seed);
-    else
-        return busy_problem(num_ranks, layout, seed);
-}
-
 ncclEpGroupConfig_t short_config(RankContext& context, const auto& problem, uint64_t timeout_ns) {
     ncclEpGroupConfig_t config = group_config_for(context, problem);
     config.timeout_ns = timeout_ns;
@@ -64,8 +56,8 @@ TEST_BOTH_MODES(Fault, AKilledProcessIsNamedByAllSurvivors) {
             spec.doomed = {dead};
             LostRanks lost_ranks;
             expect_clean(spec, num_ranks, std::nullopt, [=, &lost_ranks](RankContext& context) {
-                const auto problem =
-                    busy<Mode>(num_ranks, Mode::kLayouts[round / kPhases], static_cast<uint64_t>(round));
+                const auto problem = busy_problem(num_ranks, Mode::kLayouts[round / kPhases],
+                                                  static_cast<uint64_t>(round), Mode::kAlgorithm);
                 Group group(context, context.comm(), short_config(context, problem, timeout_ns));
                 typename Mode::Layer layer(context, group.get(), problem);
                 layer.round_trip();
@@ -117,7 +109,7 @@ void step_until_failure(RankContext& context, typename Mode::Layer& layer, bool 
 template <typename Mode>
 void live_with_the_dead(RankContext& context, ncclEpLayout_t layout, int dead_rank, LostRanks& lost_ranks) {
     const bool dead = context.rank() == dead_rank;
-    const auto problem = busy<Mode>(context.num_ranks(), layout, 4);
+    const auto problem = busy_problem(context.num_ranks(), layout, 4, Mode::kAlgorithm);
     const ncclEpGroupConfig_t config = short_config(context, problem, 1'000'000);
     ncclEpGroup_t group = nullptr;
     const ncclResult_t made = create_group(context, &group, context.comm(), &config);
@@ -172,7 +164,7 @@ TEST_BOTH_MODES(LsaTeam, ACutCableIsNamed) {
             for (const ncclEpLayout_t layout : Mode::kLayouts) {
                 LostRanks lost_ranks;
                 const RankProgram program = [&](RankContext& context) {
-                    const auto problem = busy<Mode>(kRanks, layout, 5);
+                    const auto problem = busy_problem(kRanks, layout, 5, Mode::kAlgorithm);
                     Group group(context, context.comm(), short_config(context, problem, 1'000'000));
                     typename Mode::Options options;
                     if constexpr (Mode::kIsHt) options.without_update = true;
@@ -217,7 +209,7 @@ TEST_BOTH_MODES(Fault, ARankThatStaysAwayFailsTheGroup) {
         for (int missed = 0; missed < num_phases<Mode>(); ++missed) {
             expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                 const int absent = context.num_ranks() - 1;
-                const auto problem = busy<Mode>(context.num_ranks(), Mode::kLayouts[missed % 2], 5);
+                const auto problem = busy_problem(context.num_ranks(), Mode::kLayouts[missed % 2], 5, Mode::kAlgorithm);
                 Group group(context, context.comm(), short_config(context, problem, 500'000'000));
                 typename Mode::Layer layer(context, group.get(), problem);
                 layer.round_trip();
@@ -243,7 +235,7 @@ TEST_BOTH_MODES(Fault, TimeoutsBelowAMillisecondKeepTheirValue) {
             // A low-latency combine needs a dispatch before.
             for (int missed = 0; missed < (Mode::kIsHt ? num_phases<Mode>() : 1); ++missed) {
                 expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
-                    const auto problem = busy<Mode>(2, Mode::kLayouts[missed % 2], 6);
+                    const auto problem = busy_problem(2, Mode::kLayouts[missed % 2], 6, Mode::kAlgorithm);
                     Group group(context, context.comm(), short_config(context, problem, timeout_us * 1000));
                     typename Mode::Layer layer(context, group.get(), problem);
                     for (int phase = 0; phase < num_phases<Mode>(); ++phase) Mode::prepare(layer, phase);
@@ -267,7 +259,7 @@ TEST_BOTH_MODES(Fault, TimeoutsBelowAMillisecondKeepTheirValue) {
 TEST_BOTH_MODES(Fault, AHealthyGroupHasNoDiagnosis) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            const auto problem = busy<Mode>(context.num_ranks(), Mode::kLayouts[0], 8);
+            const auto problem = busy_problem(context.num_ranks(), Mode::kLayouts[0], 8, Mode::kAlgorithm);
             Group group(context, problem);
             typename Mode::Layer(context, group.get(), problem).round_trip();
             crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;

@@ -66,11 +66,11 @@ TEST(HtMemory, AGroupNeeds240MiBStagedAnd40WithWindows) {
 TEST_BOTH_MODES(Memory, AHandlesMemoryIsTheSameOnAllRanks) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(4), std::nullopt, [](RankContext& context) {
-            typename Mode::Problem problem;
+            Problem problem{.algorithm = Mode::kAlgorithm};
             problem.num_ranks = context.num_ranks();
             problem.num_experts = 32 * problem.num_ranks;
             problem.max_tokens = 128;
-            if constexpr (Mode::kIsHt) problem.budget = 1024;
+            if (problem.is_ht()) problem.budget = 1024;
             Group group(context, problem);
             for (const ncclEpLayout_t layout : Mode::kLayouts) {
                 for (const int num_topk : {1, 8, 32}) {
@@ -129,7 +129,7 @@ TEST_BOTH_MODES(Memory, AllocatorsAreBalanced) {
         expect_clean(spec, 1, std::nullopt, [](RankContext& context) {
             for (int limit = 0; limit < 12; ++limit) {
                 Books books{.limit = limit, .context = &context};
-                const auto problem = Mode::plain(1, Mode::kLayouts[0], 1);
+                const auto problem = plain_problem(1, Mode::kLayouts[0], 1, Mode::kAlgorithm);
                 ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.alloc = hooks_of(books);
                 ncclEpGroup_t group = nullptr;
@@ -156,7 +156,7 @@ TEST_BOTH_MODES(Memory, AllocatorsAreBalanced) {
 TEST_BOTH_MODES(Memory, MemoryThatNoPeerReachesIsTheAllocators) {
     on_each_backend(kCpuBackends, [](const BackendSpec& spec) {
         expect_clean(spec, 2, std::nullopt, [](RankContext& context) {
-            const auto problem = Mode::plain(2, NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
+            const auto problem = plain_problem(2, NCCL_EP_LAYOUT_EXPERT_MAJOR, 1, Mode::kAlgorithm);
             Books books{.context = &context};
             ncclEpGroupConfig_t config = group_config_for(context, problem);
             config.alloc = hooks_of(books);
@@ -193,7 +193,7 @@ TEST_BOTH_MODES(Memory, OperationsCallNoAllocator) {
         for (const ncclEpLayout_t layout : Mode::kLayouts) {
             expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
                 Books books{.context = &context};
-                const auto problem = Mode::plain(2, layout, 1);
+                const auto problem = plain_problem(2, layout, 1, Mode::kAlgorithm);
                 ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.alloc = hooks_of(books);
                 Group group(context, context.comm(), config);

@@ -25,7 +25,7 @@ LayerOptions random_options(uint64_t seed) {
 
 // Round trips with one handle, each with another routing; before a third one an update that nothing follows.
 template <typename Mode>
-RankProgram round_trips(const typename Mode::Problem& problem, bool windows = false, uint64_t num_round_trips = 2) {
+RankProgram round_trips(const Problem& problem, bool windows = false, uint64_t num_round_trips = 2) {
     return [=](RankContext& context) {
         std::optional<ScopedArena> arena;
         if (windows) arena.emplace(context, kHtWindowBytes);
@@ -50,17 +50,11 @@ RankProgram round_trips(const typename Mode::Problem& problem, bool windows = fa
 }
 
 template <typename Mode>
-void run_seeds(const BackendSpec& spec, Seeds seeds, typename Mode::Limits limits, int most_ranks) {
+void run_seeds(const BackendSpec& spec, Seeds seeds, ProblemLimits limits, int most_ranks) {
     for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
         limits.num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % most_ranks));
-        typename Mode::Problem problem;
-        if constexpr (Mode::kIsHt) {
-            limits.mxfp8 = is_one_lsa_team(limits.num_ranks);
-            problem = random_ht_problem(seed, limits);
-        } else {
-            limits.quantised_combines = !is_cuda(spec.kind);
-            problem = random_problem(seed, limits);
-        }
+        limits.quantised_combines = Mode::kIsHt ? is_one_lsa_team(limits.num_ranks) : !is_cuda(spec.kind);
+        const Problem problem = random_problem(seed, limits);
         SCOPED_TRACE(problem.describe());
         BackendSpec seeded = spec;
         seeded.deterministic.seed = seed;
@@ -78,14 +72,15 @@ TEST(Random, SmallShapesMatchTheReference) {
 
 TEST(HtRandom, SmallShapesMatchTheReference) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        run_seeds<HighThroughput>(spec, seeds_or(1, seeds_in(spec.kind, 100)), {}, 8);
+        run_seeds<HighThroughput>(spec, seeds_or(1, seeds_in(spec.kind, 100)), {.algorithm = kHighThroughput}, 8);
     });
 }
 
 TEST_BOTH_MODES(Random, LargeRowsMatchTheReference) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         run_seeds<Mode>(spec, seeds_or(10'001, seeds_in(spec.kind, Mode::kIsHt ? 10 : 20)),
-                        {.most_row_bytes = Mode::kIsHt ? 65536 : 32768,
+                        {.algorithm = Mode::kAlgorithm,
+                         .most_row_bytes = Mode::kIsHt ? 65536 : 32768,
                          .most_receive_bytes = Mode::kIsHt ? 1u << 20 : 4u << 20,
                          .most_tokens = 6},
                         4);
@@ -96,14 +91,14 @@ TEST_BOTH_MODES(Random, LargeRowsMatchTheReference) {
 TEST_BOTH_MODES(Random, ADeepSeekStepMatchesTheReference) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : Mode::kLayouts) {
-            typename Mode::Problem problem;
+            Problem problem{.algorithm = Mode::kAlgorithm};
             problem.num_ranks = ranks_or(8);
             problem.num_experts = 32 * problem.num_ranks;
             problem.max_tokens = Mode::kIsHt ? 6 : layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? 1 : 4;
             problem.num_topk = 8;
             problem.hidden = problem.combine_hidden = 7168;
             problem.layout = layout;
-            if constexpr (Mode::kIsHt) problem.budget = problem.most_rows();
+            if (problem.is_ht()) problem.budget = problem.most_rows();
             expect_clean(spec, problem.num_ranks, std::nullopt, round_trips<Mode>(rerouted(problem, 77)));
         }
     });
@@ -116,7 +111,7 @@ TEST_BOTH_MODES(Random, RowsOfOneByteElementsMatchTheReference) {
         for (const ncclEpLayout_t layout : Mode::kLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 for (const ncclDataType_t type : {ncclUint8, ncclInt8, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2}) {
-                    auto problem = Mode::plain(context.num_ranks(), layout, 13);
+                    auto problem = plain_problem(context.num_ranks(), layout, 13, Mode::kAlgorithm);
                     problem.token_type = type;
                     problem.hidden = 512;
                     for (const bool with_scales : {false, true}) {
@@ -223,9 +218,13 @@ TEST(Random, RunsAndBackendsAgreeBitForBit) {
 // More tokens than one pass of any kernel over them takes.
 TEST(HtRandom, ManyTokensMatchTheReference) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        run_seeds<HighThroughput>(
-            spec, seeds_or(20'001, seeds_in(spec.kind, 4)),
-            {.local_experts = 5, .most_row_bytes = 64, .most_receive_bytes = 1u << 20, .most_tokens = 1500}, 4);
+        run_seeds<HighThroughput>(spec, seeds_or(20'001, seeds_in(spec.kind, 4)),
+                                  {.algorithm = kHighThroughput,
+                                   .local_experts = 5,
+                                   .most_row_bytes = 64,
+                                   .most_receive_bytes = 1u << 20,
+                                   .most_tokens = 1500},
+                                  4);
     });
 }
 
@@ -234,7 +233,7 @@ TEST(HtRandom, StretchesWithoutRowsForARankMatchTheReference) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const int stretch : {32, 71}) {
-                HtProblem problem = plain_ht_problem(ranks_or(2), layout, 1);
+                Problem problem = plain_problem(ranks_or(2), layout, 1, kHighThroughput);
                 problem.max_tokens = 7000;
                 problem.num_topk = 1;
                 problem.hidden = problem.combine_hidden = 8;
@@ -261,7 +260,7 @@ TEST(HtRandom, ExtremeRoutingsMatchTheReference) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
-                HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 1);
+                Problem problem = plain_problem(context.num_ranks(), layout, 1, kHighThroughput);
                 problem.budget = 0;
                 problem.group_topk = problem.num_topk;
                 Group group(context, problem);
@@ -289,7 +288,7 @@ TEST(HtRandom, ExtremeRoutingsMatchTheReference) {
 TEST(HtRandom, LongRowsMatchTheReference) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const size_t hidden : {size_t{1024}, size_t{4096}, size_t{8192}, size_t{10'264}, size_t{32'768}}) {
-            HtProblem problem;
+            Problem problem{.algorithm = kHighThroughput};
             problem.num_ranks = ranks_or(2);
             problem.num_experts = 20 * problem.num_ranks;
             problem.max_tokens = 3;

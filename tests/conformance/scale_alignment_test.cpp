@@ -2,9 +2,9 @@
 // Scales may begin wherever their type allows, in plain memory and in windows: slices of a larger tensor do.
 #include <gtest/gtest.h>
 
-#include "conformance/ht/random_problem.h"
-#include "conformance/ll/random_problem.h"
+#include "conformance/ht/layer.h"
 #include "conformance/support/options.h"
+#include "conformance/support/random_problem.h"
 #include "conformance/support/scoped_arena.h"
 #include "conformance/support/with_lsa_team.h"
 
@@ -93,7 +93,7 @@ TEST(ScaleAlignment, HighThroughput) {
                 for (const ncclEpLayout_t layout : kHtLayouts) {
                     for (const bool in_window : {false, true}) {
                         expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
-                            HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 12);
+                            Problem problem = plain_problem(context.num_ranks(), layout, 12, kHighThroughput);
                             problem.recipe = scales.recipe;
                             problem.token_type = ncclFloat8e4m3;
                             problem.hidden = 256;

@@ -13,9 +13,11 @@ namespace {
 // High throughput: low-latency handles come between, if wanted.
 template <typename Mode>
 RankProgram sequence_of(uint64_t seed, bool both_modes = true) {
-    SequenceShape shape{.layers_per_group = 2,
-                        .ll_limits = {.most_row_bytes = 256, .most_receive_bytes = 32u << 10, .most_tokens = 5},
-                        .ht_limits = {.most_row_bytes = 256, .most_receive_bytes = 16u << 10, .most_tokens = 5}};
+    SequenceShape shape{
+        .layers_per_group = 2,
+        .ll_limits = {.most_row_bytes = 256, .most_receive_bytes = 32u << 10, .most_tokens = 5},
+        .ht_limits = {
+            .algorithm = kHighThroughput, .most_row_bytes = 256, .most_receive_bytes = 16u << 10, .most_tokens = 5}};
     if (Mode::kIsHt) {
         shape.ht_groups = 1;
         shape.ll_groups = both_modes && seed % 8 == 0 ? 1 : 0;

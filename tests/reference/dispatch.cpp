@@ -47,14 +47,47 @@ ArrivedRow arrived_row(const Problem& problem, RowSource row) {
             problem.has_scales() ? scale_row(problem, row.source, row.token) : std::vector<std::byte>()};
 }
 
-std::vector<int32_t> arrived_ids(const Problem& problem, int target, RowSource row) {
-    std::vector<int32_t> ids(problem.num_topk, -1);
-    for (int k = 0; k < problem.num_topk; ++k) {
-        if (problem.target_rank(row.source, row.token, k) != target) continue;
-        const auto id = static_cast<int32_t>(problem.expert(row.source, row.token, k));
-        ids[k] = problem.id_kind == NCCL_EP_EXPERT_ID_GLOBAL ? id : id % problem.local_experts();
+int last_choice_of(const Problem& problem, RowSource row, int64_t expert) {
+    for (int k = problem.num_topk - 1; k >= 0; --k) {
+        if (problem.expert(row.source, row.token, k) == expert) return k;
     }
-    return ids;
+    return -1;
+}
+
+std::vector<int> local_experts_of(const Problem& problem, int target, RowSource row) {
+    std::vector<int> experts;
+    for (int expert = 0; expert < problem.local_experts(); ++expert) {
+        if (last_choice_of(problem, row, int64_t{target} * problem.local_experts() + expert) >= 0)
+            experts.push_back(expert);
+    }
+    return experts;
+}
+
+Metadata metadata_of(const Problem& problem, int target, RowSource row) {
+    const size_t num_ids = problem.is_ht() && problem.expert_major() ? 0 : problem.num_topk;
+    Metadata result{std::vector<int64_t>(num_ids, -1), std::vector<float>(num_weights(problem), 0.0f)};
+    if (row.is_padding()) return result;
+    const int64_t first = int64_t{target} * problem.local_experts();
+    const auto shown = [&](int64_t id) { return problem.id_kind == NCCL_EP_EXPERT_ID_GLOBAL ? id : id - first; };
+    const auto weight_for = [&](int64_t id) {
+        return problem.weight(row.source, row.token, last_choice_of(problem, row, id));
+    };
+    if (!problem.is_ht()) {
+        for (int k = 0; k < problem.num_topk; ++k) {
+            result.weights[k] = problem.weight(row.source, row.token, k);
+            if (problem.target_rank(row.source, row.token, k) != target) continue;
+            result.ids[k] = shown(problem.expert(row.source, row.token, k));
+        }
+    } else if (problem.expert_major()) {
+        result.weights[0] = weight_for(first + row.choice);
+    } else {
+        size_t at = 0;
+        for (const int expert : local_experts_of(problem, target, row)) {
+            result.ids[at] = shown(first + expert);
+            result.weights[at++] = weight_for(first + expert);
+        }
+    }
+    return result;
 }
 
 size_t scale_index(const Problem& problem, int slot, size_t block) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency dispatch in plain loops: which rows a rank receives, in which order, and what each looks like.
+// Dispatch in plain loops: what each row looks like, and which rows a rank receives in low latency, in which order.
+// High throughput: ht_dispatch.h.
 #pragma once
 
 #include "recipes.h"
@@ -23,8 +24,24 @@ std::vector<char> choices_with_slot(const Problem& problem, int source, int toke
 using ArrivedRow = QuantisedRow;
 ArrivedRow arrived_row(const Problem& problem, RowSource row);
 
-// Rank-major: the ids that rank `target` gets for a row, [K]: of the choices hosted there, else -1.
-std::vector<int32_t> arrived_ids(const Problem& problem, int target, RowSource row);
+// What rank `target` gets to know of a row beside its bytes. Rank-major, [K] each: the ids of the choices hosted there,
+// else -1, and all weights. FLAT, [K] each: the local experts in ascending order with their weights, then -1 and 0.
+// Expert-major in high throughput: no ids and the expert's weight. A row without a source, such as padding: ids -1 and
+// weights 0.
+struct Metadata {
+    std::vector<int64_t> ids;
+    std::vector<float> weights;
+};
+Metadata metadata_of(const Problem& problem, int target, RowSource row);
+// Weights of a row.
+inline int num_weights(const Problem& problem) {
+    return problem.is_ht() && problem.expert_major() ? 1 : problem.num_topk;
+}
+
+// The last choice of an expert by a row's token, whose weight counts in high throughput; -1: none.
+int last_choice_of(const Problem& problem, RowSource row, int64_t expert);
+// The experts of rank `target` to which a token goes, local and ascending.
+std::vector<int> local_experts_of(const Problem& problem, int target, RowSource row);
 
 // Where scale `block` of slot `slot` of a block of the receive tensor lies, in elements from the start of that block of
 // the tensor.

@@ -17,7 +17,7 @@ void add(const Bytes& row, ncclDataType_t type, std::vector<float>& sums) {
 }
 
 // The sum of one rank's rows as it crosses.
-void add_returned(const HtProblem& problem, const std::vector<float>& sums_of_rank, std::vector<float>& sums) {
+void add_returned(const Problem& problem, const std::vector<float>& sums_of_rank, std::vector<float>& sums) {
     const Bytes row = encoded(problem.combine_type, sums_of_rank);
     if (problem.combine_recipe != NCCL_EP_COMB_QUANT_MXFP8) return add(row, problem.combine_type, sums);
     const Mxfp8Row quantised = through_mxfp8(decoded(problem.combine_type, row));
@@ -37,7 +37,7 @@ void add_mxfp8_errors(const std::vector<double>& row, std::vector<double>& error
 
 }  // namespace
 
-Bytes combined_row(const HtProblem& problem, const HtRouting& routing, int source, int token, int lsa_team_size) {
+Bytes combined_row(const Problem& problem, const HtRouting& routing, int source, int token, int lsa_team_size) {
     const ncclDataType_t type = problem.combine_type;
     const std::vector<HtArrival>& arrivals = routing.arrivals(source, token);
     const auto team_of = [&](int rank) { return lsa_team_size == 0 ? 0 : rank / lsa_team_size; };
@@ -58,7 +58,7 @@ Bytes combined_row(const HtProblem& problem, const HtRouting& routing, int sourc
     return encoded(type, sums);
 }
 
-BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int source, int token, int lsa_team_size) {
+BoundedRow bounded_row(const Problem& problem, const HtRouting& routing, int source, int token, int lsa_team_size) {
     BoundedRow result;
     result.sum.resize(problem.combine_hidden);
     result.bound.resize(problem.combine_hidden);
@@ -92,14 +92,21 @@ BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int s
     return result;
 }
 
-std::vector<float> combined_weights(const HtProblem& problem, const HtRouting& routing, int source, int token) {
+float weight_gradient(const Problem& problem, int target, int source, int token, int local_expert) {
+    uint64_t bits = random_bits(problem.seed, 0x6AD);
+    for (const int part : {target, source, token, local_expert}) bits = random_bits(bits, static_cast<uint64_t>(part));
+    // Never 0, so that a value that was lost shows.
+    return (static_cast<float>(bits >> 40) + 1.0f) * 0x1p-20f * ((bits & 1) != 0 ? -1.0f : 1.0f);
+}
+
+std::vector<float> combined_weights(const Problem& problem, const HtRouting& routing, int source, int token) {
     std::vector<float> result(problem.num_topk, 0.0f);
     for (int k = 0; k < problem.num_topk; ++k) {
         const int target = problem.target_rank(source, token, k);
         if (target < 0) continue;
         const auto expert = static_cast<int>(problem.expert(source, token, k) % problem.local_experts());
         for (const HtArrival& arrival : routing.arrivals(source, token)) {
-            if (arrival.target != target || (problem.expert_major() && arrival.source.expert != expert)) continue;
+            if (arrival.target != target || (problem.expert_major() && arrival.source.choice != expert)) continue;
             result[k] = weight_gradient(problem, target, source, token, expert);
         }
     }

@@ -12,16 +12,18 @@ namespace crossdock::reference {
 // the sum to the token's type. With several LSA teams of that many ranks, the rows of another team than the
 // source's are added first, in the same way, and rounded; that sum takes their place. 0: one team.
 // With MXFP8 the sum of each rank is quantised as through_mxfp8 says (formats.h) before it is added; one team.
-std::vector<std::byte> combined_row(const HtProblem& problem, const HtRouting& routing, int source, int token,
+std::vector<std::byte> combined_row(const Problem& problem, const HtRouting& routing, int source, int token,
                                     int lsa_team_size = 0);
 
 // The same in fp64, and how far any correct result may be from it. MXFP8: e4m3 has 3 bits behind the point, so an
 // element is off by at most 1/16 of itself; below its normal numbers by 2^-10 of the scale, which is less than 1/224 of
 // the block's largest magnitude, or 2^-127.
-BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int source, int token,
-                       int lsa_team_size = 0);
+BoundedRow bounded_row(const Problem& problem, const HtRouting& routing, int source, int token, int lsa_team_size = 0);
+
+// Backward: the gradient of the weight of a token's local expert that `target` hands to combine.
+float weight_gradient(const Problem& problem, int target, int source, int token, int local_expert);
 
 // Backward: the gradients of a token's weights, [K]: what the expert's rank supplied; 0 for a choice that went nowhere.
-std::vector<float> combined_weights(const HtProblem& problem, const HtRouting& routing, int source, int token);
+std::vector<float> combined_weights(const Problem& problem, const HtRouting& routing, int source, int token);
 
 }  // namespace crossdock::reference

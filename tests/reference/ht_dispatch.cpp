@@ -6,13 +6,6 @@
 namespace crossdock::reference {
 namespace {
 
-bool goes_to_expert(const Problem& problem, int source, int token, int64_t expert) {
-    for (int k = 0; k < problem.num_topk; ++k) {
-        if (problem.expert(source, token, k) == expert) return true;
-    }
-    return false;
-}
-
 bool goes_to_rank(const Problem& problem, int source, int token, int rank) {
     for (int k = 0; k < problem.num_topk; ++k) {
         if (problem.target_rank(source, token, k) == rank) return true;
@@ -20,7 +13,7 @@ bool goes_to_rank(const Problem& problem, int source, int token, int rank) {
     return false;
 }
 
-HtReceived flat_rows(const HtProblem& problem, int rank) {
+HtReceived flat_rows(const Problem& problem, int rank) {
     HtReceived result;
     for (int source = 0; source < problem.num_ranks; ++source) {
         for (int token = 0; token < problem.ranks[source].num_tokens; ++token) {
@@ -30,21 +23,22 @@ HtReceived flat_rows(const HtProblem& problem, int rank) {
     result.total = result.rows.size();
     if (problem.budget != 0) result.rows.resize(std::min(result.rows.size(), problem.budget));
     result.counters.assign(problem.local_experts(), 0);
-    for (const HtRow& row : result.rows) {
+    for (const RowSource& row : result.rows) {
         for (const int expert : local_experts_of(problem, rank, row)) ++result.counters[expert];
     }
     return result;
 }
 
-HtReceived expert_major_rows(const HtProblem& problem, int rank) {
+HtReceived expert_major_rows(const Problem& problem, int rank) {
     HtReceived result;
     const size_t budget = problem.budget != 0 ? problem.budget : SIZE_MAX;
     for (int expert = 0; expert < problem.local_experts(); ++expert) {
         const size_t start = result.rows.size();
         for (int source = 0; source < problem.num_ranks; ++source) {
             for (int token = 0; token < problem.ranks[source].num_tokens; ++token) {
-                const int64_t id = static_cast<int64_t>(rank) * problem.local_experts() + expert;
-                if (goes_to_expert(problem, source, token, id)) result.rows.push_back({source, token, expert});
+                const RowSource row{source, token, expert};
+                if (last_choice_of(problem, row, int64_t{rank} * problem.local_experts() + expert) >= 0)
+                    result.rows.push_back(row);
             }
         }
         while (problem.alignment > 1 && (result.rows.size() - start) % problem.alignment != 0)
@@ -60,11 +54,11 @@ HtReceived expert_major_rows(const HtProblem& problem, int rank) {
 
 }  // namespace
 
-HtRouting::HtRouting(const HtProblem& problem) : budget_(problem.budget) {
+HtRouting::HtRouting(const Problem& problem) : budget_(problem.budget) {
     for (const RankInput& source : problem.ranks) arrivals_.emplace_back(source.num_tokens);
     for (int rank = 0; rank < problem.num_ranks; ++rank) {
         received_.push_back(problem.expert_major() ? expert_major_rows(problem, rank) : flat_rows(problem, rank));
-        const std::vector<HtRow>& rows = received_.back().rows;
+        const std::vector<RowSource>& rows = received_.back().rows;
         for (size_t i = 0; i < rows.size(); ++i) {
             if (!rows[i].is_padding()) arrivals_[rows[i].source][rows[i].token].push_back({rank, i, rows[i]});
         }
@@ -74,27 +68,6 @@ HtRouting::HtRouting(const HtProblem& problem) : budget_(problem.budget) {
 bool HtRouting::overflows() const {
     return budget_ != 0 && std::any_of(received_.begin(), received_.end(),
                                        [&](const HtReceived& rank) { return rank.total > budget_; });
-}
-
-std::vector<int> local_experts_of(const HtProblem& problem, int target, const HtRow& row) {
-    std::vector<int> experts;
-    for (int expert = 0; expert < problem.local_experts(); ++expert) {
-        const int64_t id = static_cast<int64_t>(target) * problem.local_experts() + expert;
-        if (goes_to_expert(problem, row.source, row.token, id)) experts.push_back(expert);
-    }
-    return experts;
-}
-
-HtMetadata metadata_of(const HtProblem& problem, int target, const HtRow& row) {
-    HtMetadata result{std::vector<int64_t>(problem.num_topk, -1), std::vector<float>(problem.num_topk, 0.0f)};
-    size_t at = 0;
-    for (const int expert : local_experts_of(problem, target, row)) {
-        const int64_t id = static_cast<int64_t>(target) * problem.local_experts() + expert;
-        result.ids[at] = problem.id_kind == NCCL_EP_EXPERT_ID_GLOBAL ? id : expert;
-        result.weights[at] = weight_for(problem, row.source, row.token, id);
-        ++at;
-    }
-    return result;
 }
 
 }  // namespace crossdock::reference

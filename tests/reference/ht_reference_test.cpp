@@ -13,8 +13,8 @@ namespace {
 
 // Two ranks, two experts each. Rank 0's tokens go to experts {3, 2} and {0, 3}, rank 1's to {2, 2} and {-1, 4}, which
 // are two choices of one expert and none.
-HtProblem small_problem(ncclEpLayout_t layout) {
-    HtProblem problem;
+Problem small_problem(ncclEpLayout_t layout) {
+    Problem problem{.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT};
     problem.num_ranks = 2;
     problem.num_experts = 4;
     problem.max_tokens = 2;
@@ -27,34 +27,34 @@ HtProblem small_problem(ncclEpLayout_t layout) {
     return problem;
 }
 
-std::string shown(const std::vector<HtRow>& rows) {
+std::string shown(const std::vector<RowSource>& rows) {
     std::string text;
-    for (const HtRow& row : rows)
+    for (const RowSource& row : rows)
         text += row.is_padding() ? "- " : std::to_string(row.source) + "." + std::to_string(row.token) + " ";
     return text;
 }
 
 TEST(HtReference, FlatRowsAreOneATokenInOrder) {
-    const HtProblem problem = small_problem(NCCL_EP_LAYOUT_FLAT);
+    const Problem problem = small_problem(NCCL_EP_LAYOUT_FLAT);
     const HtRouting routing(problem);
     EXPECT_EQ(shown(routing.received(0).rows), "0.1 ");
     EXPECT_EQ(shown(routing.received(1).rows), "0.0 0.1 1.0 ");
     EXPECT_EQ(routing.received(1).total, 3u);
     EXPECT_EQ(routing.received(0).counters, (std::vector<int64_t>{1, 0}));
     EXPECT_EQ(routing.received(1).counters, (std::vector<int64_t>{2, 2}));
-    const HtMetadata both = metadata_of(problem, 1, {0, 0, 0});
+    const Metadata both = metadata_of(problem, 1, {0, 0, 0});
     EXPECT_EQ(both.ids, (std::vector<int64_t>{0, 1}));  // ascending, not as the token chose
     EXPECT_EQ(both.weights, (std::vector<float>{0.25f, 0.5f}));
-    const HtMetadata duplicate = metadata_of(problem, 1, {1, 0, 0});
+    const Metadata duplicate = metadata_of(problem, 1, {1, 0, 0});
     EXPECT_EQ(duplicate.ids, (std::vector<int64_t>{0, -1}));
     EXPECT_EQ(duplicate.weights, (std::vector<float>{4.0f, 0.0f}));
-    HtProblem global = problem;
+    Problem global = problem;
     global.id_kind = NCCL_EP_EXPERT_ID_GLOBAL;
     EXPECT_EQ(metadata_of(global, 1, {0, 0, 0}).ids, (std::vector<int64_t>{2, 3}));
 }
 
 TEST(HtReference, ZonesArePaddedAndEmptyOnesAreNone) {
-    HtProblem problem = small_problem(NCCL_EP_LAYOUT_EXPERT_MAJOR);
+    Problem problem = small_problem(NCCL_EP_LAYOUT_EXPERT_MAJOR);
     problem.alignment = 4;
     const HtRouting routing(problem);
     EXPECT_EQ(shown(routing.received(0).rows), "0.1 - - - ");
@@ -68,7 +68,7 @@ TEST(HtReference, ZonesArePaddedAndEmptyOnesAreNone) {
 }
 
 TEST(HtReference, WhatIsPastTheBudgetIsDropped) {
-    HtProblem problem = small_problem(NCCL_EP_LAYOUT_EXPERT_MAJOR);
+    Problem problem = small_problem(NCCL_EP_LAYOUT_EXPERT_MAJOR);
     problem.alignment = 4;
     problem.budget = 6;
     const HtRouting routing(problem);
@@ -81,7 +81,7 @@ TEST(HtReference, WhatIsPastTheBudgetIsDropped) {
     EXPECT_EQ(tight.received(1).counters, (std::vector<int64_t>{3, 0}));
     EXPECT_EQ(tight.received(1).offsets, (std::vector<int64_t>{0, 3}));
     EXPECT_EQ(tight.arrivals(0, 0).size(), 1u);  // expert 2 only
-    HtProblem flat = small_problem(NCCL_EP_LAYOUT_FLAT);
+    Problem flat = small_problem(NCCL_EP_LAYOUT_FLAT);
     flat.budget = 2;
     const HtRouting two(flat);
     EXPECT_EQ(two.received(1).total, 3u);
@@ -93,11 +93,11 @@ TEST(HtReference, WhatIsPastTheBudgetIsDropped) {
 
 TEST(HtReference, CombineAddsRowsAndReturnsWeights) {
     for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_FLAT, NCCL_EP_LAYOUT_EXPERT_MAJOR}) {
-        const HtProblem problem = small_problem(layout);
+        const Problem problem = small_problem(layout);
         const HtRouting routing(problem);
         const std::vector<std::byte> row = combined_row(problem, routing, 0, 1);
-        const std::vector<std::byte> a = expert_row(problem, 0, HtRow{0, 1, 0});
-        const std::vector<std::byte> b = expert_row(problem, 1, HtRow{0, 1, 1});
+        const std::vector<std::byte> a = expert_row(problem, 0, {0, 1, 0});
+        const std::vector<std::byte> b = expert_row(problem, 1, {0, 1, 1});
         const BoundedRow bounded = bounded_row(problem, routing, 0, 1);
         for (int i = 0; i < 4; ++i) {
             const float sum = decode(ncclFloat32, &a[i * 4]) + decode(ncclFloat32, &b[i * 4]);

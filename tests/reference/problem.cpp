@@ -16,7 +16,8 @@ enum class Stream : uint64_t { kTokens = 1, kScales, kExperts };
 
 uint64_t row_seed(const Problem& problem, Stream stream, int rank, RowSource row) {
     uint64_t seed = mix(problem.seed + static_cast<uint64_t>(stream) * 0x9E3779B97F4A7C15u);
-    for (const int part : {rank, row.source, row.token, row.k}) seed = mix(seed * 31 + static_cast<uint64_t>(part) + 1);
+    for (const int part : {rank, row.source, row.token, row.choice})
+        seed = mix(seed * 31 + static_cast<uint64_t>(part) + 1);
     return seed;
 }
 
@@ -88,16 +89,37 @@ int Problem::target_rank(int source, int token, int k) const {
     return id < 0 || id >= num_experts ? -1 : static_cast<int>(id / local_experts());
 }
 
+size_t Problem::most_rows() const {
+    const size_t tokens = static_cast<size_t>(num_ranks) * static_cast<size_t>(max_tokens);
+    if (!expert_major()) return tokens;
+    const auto local = static_cast<size_t>(local_experts());
+    return tokens * std::min(static_cast<size_t>(num_topk), local) + local * (std::max<size_t>(alignment, 1) - 1);
+}
+
+size_t Problem::row_limit() const {
+    if (budget != 0) return budget;
+    const size_t tokens = static_cast<size_t>(num_ranks) * static_cast<size_t>(max_tokens);
+    const size_t slack =
+        expert_major() ? static_cast<size_t>(local_experts()) * (std::max<size_t>(alignment, 1) - 1) : 0;
+    return tokens * static_cast<size_t>(std::max(group_topk, 1)) + slack;
+}
+
 std::string Problem::describe() const {
     std::string tokens;
     for (const RankInput& rank : ranks) tokens += fmt::format("{}{}", tokens.empty() ? "" : ",", rank.num_tokens);
+    const std::string room = budget == 0 ? "eager" : fmt::format("budget {}{}", budget, drops ? " drop" : "");
     return fmt::format(
-        "{} R {} E {} M {} K {} B [{}] ids {} | dispatch {} H {} recipe {}{} S {} {} id kind {} | combine {} H {} "
+        "{}{} R {} E {} M {} K {} B [{}] ids {}{} | dispatch {} H {} recipe {}{} S {} {} id kind {} | combine {} H {} "
         "recipe {}{}",
-        expert_major() ? "expert-major" : "rank-major", num_ranks, num_experts, max_tokens, num_topk, tokens,
-        type_name(index_type), type_name(token_type), hidden, name_of(recipe), round_scales ? " rounded" : "",
-        num_scales, type_name(scale_type), static_cast<int>(id_kind), type_name(combine_type), combine_hidden,
-        name_of(combine_recipe), sums == CROSSDOCK_SUMS_SENDER ? " sender sums" : "");
+        is_ht() ? "HT " : "",
+        expert_major() ? "expert-major"
+        : is_ht()      ? "flat"
+                       : "rank-major",
+        num_ranks, num_experts, max_tokens, num_topk, tokens, type_name(index_type),
+        is_ht() ? fmt::format(" {} alignment {}", room, alignment) : "", type_name(token_type), hidden, name_of(recipe),
+        round_scales ? " rounded" : "", num_scales, type_name(scale_type), static_cast<int>(id_kind),
+        type_name(combine_type), combine_hidden, name_of(combine_recipe),
+        sums == CROSSDOCK_SUMS_SENDER ? " sender sums" : "");
 }
 
 std::vector<std::byte> token_row(const Problem& problem, int source, int token) {
@@ -111,7 +133,7 @@ std::vector<std::byte> scale_row(const Problem& problem, int source, int token) 
 }
 
 std::vector<std::byte> expert_row(const Problem& problem, int target, RowSource row) {
-    if (!problem.expert_major()) row.k = 0;
+    if (!problem.expert_major()) row.choice = 0;
     const uint64_t seed = row_seed(problem, Stream::kExperts, target, row);
     if (problem.combine_recipe != NCCL_EP_COMB_QUANT_NONE) return quantisable_row(seed, problem.combine_hidden);
     std::vector<std::byte> result(problem.combine_row_bytes());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One low-latency MoE exchange, stated completely: shapes, routing of all ranks, and a pure function for every byte
+// One MoE exchange of either mode, stated completely: shapes, routing of all ranks, and a pure function for every byte
 // that any rank feeds in. Each rank of a test makes the same Problem from the same seed, so nobody has to send anybody
 // what to expect.
 #pragma once
@@ -33,7 +33,9 @@ struct RankInput {
     std::vector<float> weights;
 };
 
+// High throughput takes the layouts FLAT and EXPERT_MAJOR, and the recipes kNone and kForward.
 struct Problem {
+    ncclEpAlgorithm_t algorithm = NCCL_EP_ALGO_LOW_LATENCY;
     uint64_t seed = 0;
     int num_ranks = 1;
     int num_experts = 1;
@@ -54,16 +56,27 @@ struct Problem {
     ncclDataType_t combine_type = ncclBfloat16;
     size_t combine_hidden = 8;
     Values values = Values::kModerate;
-    crossdockSums_t sums = CROSSDOCK_SUMS_EXACT;
+    crossdockSums_t sums = CROSSDOCK_SUMS_EXACT;  // low latency
+
+    // High throughput.
+    size_t alignment = 1;  // of the experts' zones, in rows (expert-major)
+    size_t budget = 0;     // rows that a rank can receive; 0: eager mode, where routing decides
+    bool drops = false;    // rows past the budget are dropped, instead of failing the group
+    int group_topk = 0;    // the group's num_topk; 0: unset
 
     std::vector<RankInput> ranks;
 
+    bool is_ht() const { return algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT; }
     bool expert_major() const { return layout == NCCL_EP_LAYOUT_EXPERT_MAJOR; }
     bool has_scales() const { return recipe != Recipe::kNone; }
     int local_experts() const { return num_experts / num_ranks; }
-    // The receive tensors are [blocks, slots, ...].
+    // Low latency: the receive tensors are [blocks, slots, ...].
     int num_blocks() const { return expert_major() ? local_experts() : num_ranks; }
     int slots() const { return expert_major() ? num_ranks * max_tokens : max_tokens; }
+    // High throughput: as many rows as any routing can bring to a rank.
+    size_t most_rows() const;
+    // High throughput: the rows past which nothing is ever written: the budget, in eager mode the library's bound.
+    size_t row_limit() const;
 
     ncclDataType_t received_type() const;
     size_t token_row_bytes() const;     // of dispatch's input
@@ -80,19 +93,21 @@ struct Problem {
     std::string describe() const;
 };
 
-// A row that travels: which token of which rank, and for the expert-major layout which of its choices.
+// A row that travels: which token of which rank, and in the expert-major layout for which of its choices: k, or in high
+// throughput the local expert. Other layouts: 0.
 struct RowSource {
-    int source = 0;
+    int source = -1;
     int token = 0;
-    int k = 0;
+    int choice = 0;
+    bool is_padding() const { return source < 0; }  // high throughput, expert-major
 };
 
 // Dispatch's input of one token: num_tokens rows of token_row_bytes, and of scale_row_bytes.
 std::vector<std::byte> token_row(const Problem& problem, int source, int token);
 std::vector<std::byte> scale_row(const Problem& problem, int source, int token);
 
-// What the experts of rank `target` make of a row. Independent of what was dispatched, so that a mistake in dispatch
-// cannot hide one in combine.
+// What the experts of rank `target` make of a row, in the forward and in the backward pass. Independent of what was
+// dispatched, so that a mistake in dispatch cannot hide one in combine.
 std::vector<std::byte> expert_row(const Problem& problem, int target, RowSource row);
 
 // Of `count` reproducible numbers, number `index`.

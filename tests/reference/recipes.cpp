@@ -98,7 +98,8 @@ const char* name_of(ncclEpCombQuant_t recipe) {
     return "?";
 }
 
-size_t row_multiple(ncclEpCombQuant_t recipe) { return recipe == NCCL_EP_COMB_QUANT_NVFP4 ? 2 * kNvfp4Block : 1; }
+// Two blocks of NVFP4, one of MXFP8.
+size_t row_multiple(ncclEpCombQuant_t recipe) { return recipe == NCCL_EP_COMB_QUANT_NONE ? 1 : 32; }
 
 bool takes_row_scales(ncclEpCombQuant_t recipe) { return recipe == NCCL_EP_COMB_QUANT_NVFP4; }
 

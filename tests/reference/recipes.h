@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The quantisation recipes of low latency in plain loops. Random problems draw a combine recipe from the list here, a
-// dispatch recipe in choose_types (random_problem.cpp).
+// dispatch recipe in random_ll_recipe (random_problem.cpp).
 #pragma once
 
 #include "problem.h"

@@ -119,8 +119,8 @@ TEST(Reference, RowsOfTheExpertMajorLayoutAreInOrder) {
     EXPECT_EQ(second[0][0].source, 0);
     EXPECT_EQ(second[0][1].source, 1);
     ASSERT_EQ(second[1].size(), 2u);  // the duplicate has two rows
-    EXPECT_EQ(second[1][0].k, 0);
-    EXPECT_EQ(second[1][1].k, 1);
+    EXPECT_EQ(second[1][0].choice, 0);
+    EXPECT_EQ(second[1][1].choice, 1);
     EXPECT_EQ(received_rows(problem, 1, {0, 1})[0].size(), 1u);
 }
 
@@ -129,8 +129,9 @@ TEST(Reference, RowsOfTheRankMajorLayoutAreOneAToken) {
     const auto rows = received_rows(problem, 1);
     EXPECT_EQ(rows[0].size(), 2u);
     EXPECT_EQ(rows[1].size(), 1u);
-    EXPECT_EQ(arrived_ids(problem, 1, {0, 0, 0}), (std::vector<int32_t>{-1, 0}));
-    EXPECT_EQ(arrived_ids(problem, 1, {0, 1, 0}), (std::vector<int32_t>{1, 1}));
+    EXPECT_EQ(metadata_of(problem, 1, {0, 0, 0}).ids, (std::vector<int64_t>{-1, 0}));
+    EXPECT_EQ(metadata_of(problem, 1, {0, 1, 0}).ids, (std::vector<int64_t>{1, 1}));
+    EXPECT_EQ(metadata_of(problem, 1, {0, 1, 0}).weights, (std::vector<float>{1.0f, 2.0f}));
 }
 
 TEST(Reference, CombineWeighsInOrderAndDropsNothingElse) {

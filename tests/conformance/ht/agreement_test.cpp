@@ -5,8 +5,9 @@
 
 #include <chrono>
 
-#include "conformance/ht/random_problem.h"
+#include "conformance/ht/layer.h"
 #include "conformance/support/bad_call.h"
+#include "conformance/support/random_problem.h"
 #include "conformance/support/scoped_arena.h"
 #include "conformance/support/with_lsa_team.h"
 
@@ -379,7 +380,7 @@ TEST(HtAgreement, ItDoesBetweenLsaTeams) {
 TEST(HtAgreement, ARankWithoutRowsNeedNotKnowTheirs) {
     on_each_backend_as_one_team(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
-            HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5);
+            Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5, kHighThroughput);
             // The last rank has no tokens, and none goes to its experts.
             problem.ranks.back().num_tokens = 0;
             problem.ranks.back().ids.clear();

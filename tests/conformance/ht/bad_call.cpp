@@ -4,10 +4,10 @@
 namespace crossdock::testing {
 namespace {
 
-HtProblem ht_victim_problem(int num_ranks, ncclEpLayout_t layout, bool is_eager) {
-    HtProblem problem{victim_problem(num_ranks, layout)};
-    problem.alignment = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? 4 : 1;
-    problem.budget = is_eager ? 0 : problem.most_rows();
+Problem ht_victim_problem(int num_ranks, ncclEpLayout_t layout, bool is_eager) {
+    Problem problem = victim_problem(num_ranks, layout);
+    set_mode(problem, kHighThroughput);
+    if (is_eager) problem.budget = 0;
     problem.group_topk = kVictimTopk;
     return problem;
 }

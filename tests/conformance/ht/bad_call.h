@@ -2,8 +2,9 @@
 // High-throughput calls that are right in everything, to be spoiled in one point each.
 #pragma once
 
-#include "conformance/ht/random_problem.h"
+#include "conformance/ht/layer.h"
 #include "conformance/support/bad_call.h"
+#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 

@@ -84,7 +84,7 @@ TEST(HtBadGroup, MasksAreRefused) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             for (const unsigned enable_mask : {0u, 1u}) {
-                HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 1);
+                Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 1, kHighThroughput);
                 ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.enable_mask = enable_mask;
                 Group group(context, context.comm(), config);

@@ -2,16 +2,17 @@
 // The receive budget at its edges: fixed, eager, dropping, and too small.
 #include <gtest/gtest.h>
 
-#include "conformance/ht/random_problem.h"
+#include "conformance/ht/layer.h"
 #include "conformance/support/options.h"
+#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 namespace {
 
 // Rank `target` receives `count` rows (before padding), which come from all ranks in turn; every rank has all its
 // tokens. The second choice of every other token is another local expert of the same rank.
-HtProblem aimed_problem(int num_ranks, ncclEpLayout_t layout, int target, int count) {
-    HtProblem problem = plain_ht_problem(num_ranks, layout, 1);
+Problem aimed_problem(int num_ranks, ncclEpLayout_t layout, int target, int count) {
+    Problem problem = plain_problem(num_ranks, layout, 1, kHighThroughput);
     problem.num_topk = 2;
     problem.hidden = problem.combine_hidden = 16;
     problem.ranks.assign(num_ranks, {});
@@ -38,7 +39,7 @@ HtProblem aimed_problem(int num_ranks, ncclEpLayout_t layout, int target, int co
     return problem;
 }
 
-void leave_others_empty(HtProblem& problem, int target) {
+void leave_others_empty(Problem& problem, int target) {
     for (reference::RankInput& rank : problem.ranks) {
         for (int64_t& id : rank.ids) {
             if (id / problem.local_experts() != target) id = -1;
@@ -47,7 +48,7 @@ void leave_others_empty(HtProblem& problem, int target) {
 }
 
 // The total of rank `target` before dropping.
-size_t total_of(const HtProblem& problem, int target) { return HtRouting(problem).received(target).total; }
+size_t total_of(const Problem& problem, int target) { return HtRouting(problem).received(target).total; }
 
 TEST(HtBudget, RowsUpToTheBudgetArrive) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
@@ -55,7 +56,7 @@ TEST(HtBudget, RowsUpToTheBudgetArrive) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const int last = context.num_ranks() - 1;
                 for (const int count : {10, 11, 12, 13}) {
-                    HtProblem problem = aimed_problem(context.num_ranks(), layout, last, count);
+                    Problem problem = aimed_problem(context.num_ranks(), layout, last, count);
                     // One row less than the budget, and as many.
                     for (const size_t spare : {1, 0}) {
                         size_t most = 0;
@@ -75,10 +76,10 @@ TEST(HtBudget, WhatDoesNotFitIsDroppedInOrder) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
-                const HtProblem base = aimed_problem(context.num_ranks(), layout, 0, 15);
+                const Problem base = aimed_problem(context.num_ranks(), layout, 0, 15);
                 // Every budget from the smallest one to one that has room for everything.
                 for (size_t budget = 9; budget < total_of(base, 0) + 3; ++budget) {
-                    HtProblem problem = base;
+                    Problem problem = base;
                     problem.drops = true;
                     problem.budget = budget;
                     Group group(context, problem);
@@ -99,7 +100,7 @@ TEST(HtBudget, AlignmentsMayExceedTheBudget) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             for (const size_t alignment : {16, 64, 4096}) {
-                HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 2);
+                Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 2, kHighThroughput);
                 problem.alignment = alignment;
                 problem.budget = 15;
                 problem.drops = true;
@@ -119,8 +120,9 @@ TEST(HtBudget, RandomRoutingsAreDroppedInOrder) {
         const Seeds seeds = seeds_or(30'001, seeds_in(spec.kind, 40));
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
             const int num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % 4));
-            const HtProblem problem =
-                random_ht_problem(seed, {.num_ranks = num_ranks, .most_row_bytes = 256, .room = Room::kDropping});
+            const Problem problem = random_problem(
+                seed,
+                {.algorithm = kHighThroughput, .num_ranks = num_ranks, .most_row_bytes = 256, .room = Room::kDropping});
             SCOPED_TRACE(problem.describe());
             BackendSpec seeded = spec;
             seeded.deterministic.seed = seed;
@@ -143,7 +145,7 @@ TEST(HtBudget, EagerTensorsHaveTheRowsThatCome) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const size_t spare : {0, 1, 6}) {
                 expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
-                    HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 1);
+                    Problem problem = plain_problem(context.num_ranks(), layout, 1, kHighThroughput);
                     problem.budget = 0;
                     problem.group_topk = problem.num_topk;
                     Group group(context, problem);
@@ -151,7 +153,7 @@ TEST(HtBudget, EagerTensorsHaveTheRowsThatCome) {
                     for (int count = 0; count < 9; ++count) {
                         // Only the first rank receives anything, then only the last one.
                         for (const int target : {0, context.num_ranks() - 1}) {
-                            HtProblem next = problem;
+                            Problem next = problem;
                             next.ranks = aimed_problem(context.num_ranks(), layout, target, count).ranks;
                             for (reference::RankInput& rank : next.ranks) {
                                 std::vector<int64_t> ids;
@@ -182,9 +184,9 @@ TEST(HtBudget, TooManyRowsFailTheGroup) {
             for (const ncclEpOverflowPolicy_t policy : {NCCL_EP_OVERFLOW_AUTO, NCCL_EP_OVERFLOW_TRAP}) {
                 expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                     const int target = context.num_ranks() - 1;
-                    HtProblem problem = aimed_problem(context.num_ranks(), layout, target, 12);
-                    HtProblem fitting = aimed_problem(context.num_ranks(), layout, target, 2);
-                    for (HtProblem* one : {&problem, &fitting}) leave_others_empty(*one, target);
+                    Problem problem = aimed_problem(context.num_ranks(), layout, target, 12);
+                    Problem fitting = aimed_problem(context.num_ranks(), layout, target, 2);
+                    for (Problem* one : {&problem, &fitting}) leave_others_empty(*one, target);
                     const size_t total = total_of(problem, target);
                     fitting.budget = problem.budget = total - 1;
                     ncclEpGroupConfig_t config = group_config_for(context, problem);

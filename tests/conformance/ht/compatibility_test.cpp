@@ -2,8 +2,9 @@
 // High throughput: callers of version 1 and of versions to come get what their header promises.
 #include <gtest/gtest.h>
 
-#include "conformance/ht/random_problem.h"
+#include "conformance/ht/layer.h"
 #include "conformance/support/options.h"
+#include "conformance/support/random_problem.h"
 
 // Exported with C++ linkage.
 ncclResult_t ncclEpHandle_test_getNumRecvTokens(ncclEpHandle* handle, unsigned int* num_recv_tokens);
@@ -16,7 +17,7 @@ TEST(HtCompatibility, Version1CallersGiveTheRowsThatCome) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
-                const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 1);
+                const Problem problem = plain_problem(context.num_ranks(), layout, 1, kHighThroughput);
                 ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.size = NCCL_EP_GROUP_CONFIG_V1_SIZE;
                 config.version = 1;
@@ -44,7 +45,7 @@ TEST(HtCompatibility, Version1CallersGiveTheRowsThatCome) {
 TEST(HtCompatibility, Version1CallersNameABudget) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 1);
+            Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 1, kHighThroughput);
             problem.budget = 0;
             ncclEpGroupConfig_t config = group_config_for(context, problem);
             config.size = NCCL_EP_GROUP_CONFIG_V1_SIZE;
@@ -61,7 +62,7 @@ TEST(HtCompatibility, ReturnsTheNumberOfReceivedRows) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const Room room : {Room::kEnough, Room::kDropping, Room::kEager}) {
                 expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
-                    HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 1);
+                    Problem problem = plain_problem(context.num_ranks(), layout, 1, kHighThroughput);
                     choose_budget(problem, room, 3);
                     Group group(context, problem);
                     HtLayer layer(context, group.get(), problem);
@@ -86,7 +87,7 @@ TEST(HtCompatibility, KMayComeWithTheUpdate) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const int group_topk : {0, 3, 5}) {
                 expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
-                    HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 1);
+                    Problem problem = plain_problem(context.num_ranks(), layout, 1, kHighThroughput);
                     problem.group_topk = group_topk;
                     Group group(context, problem);
                     HtLayer layer(context, group.get(), problem, {.open_topk = true});
@@ -107,10 +108,11 @@ TEST(HtCompatibility, CombinesMayBeQuantised) {
         if (!is_one_lsa_team(ranks_or(3))) return;
         for (const size_t hidden : {32, 96, 512, 2048, 7168}) {
             expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
-                HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, hidden);
+                Problem problem =
+                    plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, hidden, kHighThroughput);
                 problem.combine_hidden = hidden;
                 problem.values = reference::Values::kWide;
-                HtProblem quantised = problem;
+                Problem quantised = problem;
                 quantised.combine_recipe = NCCL_EP_COMB_QUANT_MXFP8;
                 Group group(context, problem);
                 HtLayer layer(context, group.get(), quantised);

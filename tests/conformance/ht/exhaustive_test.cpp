@@ -5,8 +5,9 @@
 
 #include <numeric>
 
-#include "conformance/ht/random_problem.h"
+#include "conformance/ht/layer.h"
 #include "conformance/support/options.h"
+#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 namespace {
@@ -20,8 +21,8 @@ struct Shape {
 
 constexpr int kRanks = 2;
 
-HtProblem empty_problem(const Shape& shape, ncclEpLayout_t layout, bool drops) {
-    HtProblem problem;
+Problem empty_problem(const Shape& shape, ncclEpLayout_t layout, bool drops) {
+    Problem problem{.algorithm = kHighThroughput};
     problem.num_ranks = kRanks;
     problem.num_experts = kRanks * shape.local_experts;
     problem.max_tokens = shape.num_tokens;
@@ -43,7 +44,7 @@ HtProblem empty_problem(const Shape& shape, ncclEpLayout_t layout, bool drops) {
 }
 
 // Routing number `number` of all ranks.
-void set_routing(HtProblem& problem, int64_t number) {
+void set_routing(Problem& problem, int64_t number) {
     for (reference::RankInput& rank : problem.ranks) {
         rank.ids.clear();
         for (size_t i = 0; i < rank.weights.size(); ++i, number /= problem.num_experts + 1)
@@ -54,7 +55,7 @@ void set_routing(HtProblem& problem, int64_t number) {
 // All routings, or every `stride`th of them in an order that mixes those of both ranks.
 void enumerate(const BackendSpec& spec, const Shape& shape, ncclEpLayout_t layout, bool drops, int sparser) {
     expect_clean(spec, kRanks, std::nullopt, [=](RankContext& context) {
-        HtProblem problem = empty_problem(shape, layout, drops);
+        Problem problem = empty_problem(shape, layout, drops);
         int64_t count = 1;
         for (int i = 0; i < kRanks * shape.num_tokens * shape.num_topk; ++i) count *= problem.num_experts + 1;
         int64_t stride = int64_t{shape.stride} * sparser;

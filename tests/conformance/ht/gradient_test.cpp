@@ -6,8 +6,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "conformance/ht/random_problem.h"
+#include "conformance/ht/layer.h"
 #include "conformance/support/options.h"
+#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 namespace {
@@ -60,7 +61,7 @@ double dot(const Vector& a, const Vector& b) {
 // The layer through the library, fp32 in all tensors.
 class Moe {
   public:
-    Moe(RankContext& context, const HtProblem& problem)
+    Moe(RankContext& context, const Problem& problem)
         : context_(context),
           problem_(problem),
           own_(problem.ranks[context.rank()]),
@@ -193,7 +194,7 @@ class Moe {
     }
 
     RankContext& context_;
-    HtProblem problem_;
+    Problem problem_;
     reference::RankInput own_;
     cudaStream_t stream_;
     Group group_;
@@ -214,8 +215,8 @@ class Moe {
     Buffer combined_{context_, stream_, kTokens* kHidden * sizeof(float)};
 };
 
-HtProblem gradient_problem(int num_ranks, ncclEpLayout_t layout) {
-    HtProblem problem;
+Problem gradient_problem(int num_ranks, ncclEpLayout_t layout) {
+    Problem problem{.algorithm = kHighThroughput};
     problem.num_ranks = num_ranks;
     problem.num_experts = kLocalExperts * num_ranks;
     problem.max_tokens = kTokens;
@@ -241,7 +242,7 @@ HtProblem gradient_problem(int num_ranks, ncclEpLayout_t layout) {
 }
 
 void check_gradients(RankContext& context, ncclEpLayout_t layout) {
-    const HtProblem problem = gradient_problem(context.num_ranks(), layout);
+    const Problem problem = gradient_problem(context.num_ranks(), layout);
     const reference::RankInput& own = problem.ranks[context.rank()];
     Random random(1000 + static_cast<uint64_t>(context.rank()));
     std::vector<float> tokens, gradients;

@@ -3,8 +3,9 @@
 // that their buffers hold by then.
 #include <gtest/gtest.h>
 
-#include "conformance/ht/random_problem.h"
+#include "conformance/ht/layer.h"
 #include "conformance/support/options.h"
+#include "conformance/support/random_problem.h"
 #include "conformance/support/scoped_arena.h"
 
 namespace crossdock::testing {
@@ -24,7 +25,7 @@ Graph capture_step(RankContext& context, HtLayer& layer, ncclEpPassDir_t directi
     });
 }
 
-void replay(RankContext& context, HtLayer& layer, Graph step, ncclEpPassDir_t direction, const HtProblem& next) {
+void replay(RankContext& context, HtLayer& layer, Graph step, ncclEpPassDir_t direction, const Problem& next) {
     layer.refill(next);
     layer.prepare_update();
     layer.prepare_dispatch();
@@ -40,7 +41,7 @@ TEST(HtGraph, ReplaysFollowTheRoutingInTheBuffers) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const bool windows : {false, true}) {
                 for (const bool drops : {false, true}) {
-                    HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 1);
+                    Problem problem = plain_problem(context.num_ranks(), layout, 1, kHighThroughput);
                     problem.drops = drops;
                     if (drops) problem.budget = static_cast<size_t>(problem.max_tokens) + 2;
                     ScopedArena arena(context, kHtWindowBytes);
@@ -67,8 +68,9 @@ TEST(HtGraph, ReplaysFollowTheRoutingInTheBuffers) {
 
 TEST(HtGraph, SeveralGraphsAlternateWithEagerCalls) {
     on_gpus([](RankContext& context) {
-        HtProblem flat = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 2);
-        const HtProblem expert_major = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 3);
+        Problem flat = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 2, kHighThroughput);
+        const Problem expert_major =
+            plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 3, kHighThroughput);
         flat.budget = expert_major.budget;
         Group group(context, std::vector{flat, expert_major});
         HtLayer a(context, group.get(), flat), b(context, group.get(), expert_major);
@@ -103,7 +105,7 @@ TEST(HtGraph, SeveralGraphsAlternateWithEagerCalls) {
 TEST(HtGraph, ReplaysBackToBackDoNotOvertakeEachOther) {
     on_gpus([](RankContext& context) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
-            const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 6);
+            const Problem problem = plain_problem(context.num_ranks(), layout, 6, kHighThroughput);
             Group group(context, problem);
             HtLayer layer(context, group.get(), problem);
             layer.prepare_update();
@@ -124,7 +126,7 @@ TEST(HtGraph, ReplaysBackToBackDoNotOvertakeEachOther) {
 TEST(HtGraph, ARelocatedHandleIsFirstUsedInACapture) {
     on_gpus([](RankContext& context) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
-            const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 8);
+            const Problem problem = plain_problem(context.num_ranks(), layout, 8, kHighThroughput);
             Group group(context, problem);
             const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, nullptr);
             const std::unique_ptr<Buffer> place = make_handle_memory(context, group.get(), problem, nullptr);
@@ -135,7 +137,7 @@ TEST(HtGraph, ARelocatedHandleIsFirstUsedInACapture) {
                 RANK_OK(context, second.combine(NCCL_EP_BWD_PASS));
             });
             for (uint64_t step = 0; step < 4; ++step) {
-                const HtProblem routed = rerouted(problem, 51 + step, true);
+                const Problem routed = rerouted(problem, 51 + step, true);
                 first.route(routed);
                 first.pass(NCCL_EP_FWD_PASS);
                 context.synchronize(first.stream());
@@ -157,7 +159,7 @@ TEST(HtGraph, ARelocatedHandleIsFirstUsedInACapture) {
 // may be captured, and a backward pass with the routing of before.
 TEST(HtGraph, EagerDispatchesAreNotCaptured) {
     on_gpus([](RankContext& context) {
-        HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 7);
+        Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 7, kHighThroughput);
         problem.budget = 0;
         Group group(context, problem);
         HtLayer layer(context, group.get(), problem);
@@ -197,7 +199,7 @@ TEST(HtGraph, RelocatedMemoryIsKnownBeforeACapture) {
     on_gpus([](RankContext& context) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const bool first_stays : {true, false}) {
-                const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 8);
+                const Problem problem = plain_problem(context.num_ranks(), layout, 8, kHighThroughput);
                 Group group(context, problem);
                 const cudaStream_t stream = context.make_stream();
                 const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, stream);

@@ -7,7 +7,7 @@ namespace crossdock::testing {
 
 using reference::Recipe;
 
-HtLayer::HtLayer(RankContext& context, ncclEpGroup_t group, const HtProblem& problem, const HtOptions& options,
+HtLayer::HtLayer(RankContext& context, ncclEpGroup_t group, const Problem& problem, const HtOptions& options,
                  cudaStream_t stream)
     : LayerBase(context, group, stream),
       lsa_team_size_(static_cast<int>(traffic_of(context, group).lsa_team_size)),
@@ -75,7 +75,31 @@ ncclResult_t HtLayer::make_handle() {
     return result == ncclSuccess && !options_.without_update ? update() : result;
 }
 
-std::unique_ptr<Buffer> make_handle_memory(RankContext& context, ncclEpGroup_t group, const HtProblem& problem,
+HtOptions random_ht_options(uint64_t seed, WindowArena* arena) {
+    Random random(seed ^ 0x5EED);
+    HtOptions options;
+    options.create_in_one_call = random.chance(30);
+    options.own_handle_memory = !options.create_in_one_call && random.chance(40);
+    options.in_place = random.chance(30);
+    options.null_configs = random.chance(50);
+    options.ask_counters = random.chance(70);
+    options.ask_offsets = random.chance(70);
+    options.ask_total = random.chance(70);
+    options.counter_type = random.pick({ncclInt32, ncclInt64});
+    options.dispatch_counters = random.chance(30);
+    options.extra_rows = static_cast<size_t>(random.pick({0, 0, 0, 1, 7}));
+    options.extra_metadata_rows = static_cast<size_t>(random.pick({0, 0, 0, 1, 7}));
+    options.exact_combine_rows = random.chance(40);
+    if (arena == nullptr) return options;
+    options.arena = arena;
+    options.naming = random.pick({Naming::kWindowOnly, Naming::kWindowAndData});
+    options.output_windows = random.chance(70);
+    options.combine_windows = random.chance(70);
+    options.other_windows = random.chance(30);
+    return options;
+}
+
+std::unique_ptr<Buffer> make_handle_memory(RankContext& context, ncclEpGroup_t group, const Problem& problem,
                                            cudaStream_t stream) {
     Fleeting<ncclEpHandleConfig_t> config{NCCL_EP_HANDLE_CONFIG_INIT};
     config->dispatch_output_per_expert_alignment = problem.alignment;
@@ -103,17 +127,17 @@ ncclResult_t HtLayer::update() {
     return ncclEpUpdateHandle(handle_, ids_tensor(call), none && options_.null_configs ? nullptr : info.get(), stream_);
 }
 
-void HtLayer::expect(const HtProblem& problem) {
+void HtLayer::expect(const Problem& problem) {
     problem_ = problem;
     routing_.emplace(problem);
 }
 
-void HtLayer::refill(const HtProblem& problem) {
+void HtLayer::refill(const Problem& problem) {
     expect(problem);
     write_routing();
 }
 
-void HtLayer::route(const HtProblem& problem) {
+void HtLayer::route(const Problem& problem) {
     refill(problem);
     prepare_update();
     RANK_OK(context_, update());

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "conformance/ll/layer.h"
+#include "conformance/support/random_problem.h"
 #include "reference/ht_combine.h"
 
 namespace crossdock::testing {
@@ -42,25 +43,28 @@ struct HtOptions {
 };
 
 // As much memory as a handle for this problem needs.
-std::unique_ptr<Buffer> make_handle_memory(RankContext& context, ncclEpGroup_t group, const HtProblem& problem,
+std::unique_ptr<Buffer> make_handle_memory(RankContext& context, ncclEpGroup_t group, const Problem& problem,
                                            cudaStream_t stream);
+
+// Ways to state the calls. arena: where windows come from, if there are any.
+HtOptions random_ht_options(uint64_t seed, WindowArena* arena);
 
 class HtLayer : public LayerBase {
   public:
-    HtLayer(RankContext& context, ncclEpGroup_t group, const HtProblem& problem, const HtOptions& options = {},
+    HtLayer(RankContext& context, ncclEpGroup_t group, const Problem& problem, const HtOptions& options = {},
             cudaStream_t stream = nullptr);
     ~HtLayer() override { destroy_handle(); }
 
-    const HtProblem& problem() const override { return problem_; }
+    const Problem& problem() const override { return problem_; }
     const HtRouting& routing() const { return *routing_; }
 
     // Other tokens, routing and numbers of tokens in the same shapes, in the same buffers; then ncclEpUpdateHandle,
     // which must succeed.
-    void route(const HtProblem& problem);
+    void route(const Problem& problem);
     // The same without telling the library: only what the buffers hold changes.
-    void refill(const HtProblem& problem);
+    void refill(const Problem& problem);
     // Another routing is expected than the one that was told: ranks were lost.
-    void expect(const HtProblem& problem);
+    void expect(const Problem& problem);
     // What dispatch carries and experts answer changes; the routing stays.
     void change_data(uint64_t seed);
 
@@ -82,7 +86,7 @@ class HtLayer : public LayerBase {
     void prepare_combine();
     ncclResult_t combine(ncclEpPassDir_t direction = NCCL_EP_FWD_PASS);
     // Each token's row, and its weights, may also be as one of the other problems has them.
-    void check_combine(ncclEpPassDir_t direction = NCCL_EP_FWD_PASS, const std::vector<HtProblem>& others = {});
+    void check_combine(ncclEpPassDir_t direction = NCCL_EP_FWD_PASS, const std::vector<Problem>& others = {});
 
     // Forward and backward, each step checked, after a look at what the last update wrote.
     void round_trip();
@@ -112,7 +116,7 @@ class HtLayer : public LayerBase {
     void check_metadata(const ActiveRanks& active);
 
     int lsa_team_size_;  // of the group
-    HtProblem problem_;
+    Problem problem_;
     std::optional<HtRouting> routing_;
     HtOptions options_;
     bool is_updated_ = false;

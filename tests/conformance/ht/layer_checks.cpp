@@ -7,7 +7,7 @@
 
 namespace crossdock::testing {
 
-using reference::HtRow;
+using reference::RowSource;
 
 namespace {
 
@@ -70,7 +70,7 @@ void HtLayer::prepare_dispatch() {
 
 void HtLayer::check_dispatch(ncclEpPassDir_t direction, const ActiveRanks& active) {
     const bool forward = direction == NCCL_EP_FWD_PASS;
-    const std::vector<HtRow>& rows = received().rows;
+    const std::vector<RowSource>& rows = received().rows;
     Bytes tokens = background(*received_);
     const size_t row_bytes = problem_.received_row_bytes();
     const size_t scale_bytes = problem_.scale_row_bytes();
@@ -96,19 +96,12 @@ void HtLayer::check_dispatch(ncclEpPassDir_t direction, const ActiveRanks& activ
 }
 
 void HtLayer::check_metadata(const ActiveRanks& active) {
-    const std::vector<HtRow>& rows = received().rows;
+    const std::vector<RowSource>& rows = received().rows;
     const size_t width = problem_.expert_major() ? 1 : topk();
     Bytes weights = background(*received_weights_);
     Bytes ids = received_ids_ ? background(*received_ids_) : Bytes();
     for (size_t i = 0; i < std::min(num_metadata_rows(), problem_.row_limit()); ++i) {
-        reference::HtMetadata expected{std::vector<int64_t>(topk(), -1), std::vector<float>(width, 0.0f)};
-        if (i < rows.size() && problem_.expert_major() && !rows[i].is_padding()) {
-            const int64_t id =
-                static_cast<int64_t>(context_.rank()) * problem_.local_experts() + int64_t{rows[i].expert};
-            expected.weights[0] = weight_for(problem_, rows[i].source, rows[i].token, id);
-        } else if (i < rows.size() && !problem_.expert_major()) {
-            expected = metadata_of(problem_, context_.rank(), rows[i]);
-        }
+        reference::Metadata expected = metadata_of(problem_, context_.rank(), i < rows.size() ? rows[i] : RowSource{});
         if (i < rows.size() && !rows[i].is_padding() && is_lost(active, rows[i].source))
             expected.weights.assign(width, 0.0f);
         put_values(weights, i * width, expected.weights);
@@ -119,7 +112,7 @@ void HtLayer::check_metadata(const ActiveRanks& active) {
 }
 
 void HtLayer::prepare_combine() {
-    const std::vector<HtRow>& rows = received().rows;
+    const std::vector<RowSource>& rows = received().rows;
     Bytes image(combine_input().bytes(), kPoison);
     Bytes gradients(gradients_->bytes(), kPoison);
     const size_t width = problem_.expert_major() ? 1 : topk();
@@ -127,7 +120,7 @@ void HtLayer::prepare_combine() {
         if (rows[i].is_padding()) continue;
         put(image, i * problem_.combine_row_bytes(), expert_row(problem_, context_.rank(), rows[i]));
         std::vector<float> values;
-        for (const int expert : problem_.expert_major() ? std::vector<int>{rows[i].expert}
+        for (const int expert : problem_.expert_major() ? std::vector<int>{rows[i].choice}
                                                         : local_experts_of(problem_, context_.rank(), rows[i]))
             values.push_back(weight_gradient(problem_, context_.rank(), rows[i].source, rows[i].token, expert));
         put_values(gradients, i * width, values);
@@ -138,7 +131,7 @@ void HtLayer::prepare_combine() {
     if (options_.arena != nullptr && !options_.keep_outputs && !options_.peers_may_die) context_.barrier();
 }
 
-void HtLayer::check_combine(ncclEpPassDir_t direction, const std::vector<HtProblem>& others) {
+void HtLayer::check_combine(ncclEpPassDir_t direction, const std::vector<Problem>& others) {
     // The input is the caller's again in stream order.
     combine_input().check_guards("combine's input");
     if (!options_.keep_outputs) combine_input().poison();

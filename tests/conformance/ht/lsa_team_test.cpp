@@ -6,15 +6,16 @@
 #include <memory>
 #include <set>
 
-#include "conformance/ht/random_problem.h"
+#include "conformance/ht/layer.h"
 #include "conformance/support/fault_support.h"
+#include "conformance/support/random_problem.h"
 #include "conformance/support/scoped_arena.h"
 #include "conformance/support/with_lsa_team.h"
 
 namespace crossdock::testing {
 namespace {
 
-RankProgram round_trips(const HtProblem& problem, const HtProblem& next) {
+RankProgram round_trips(const Problem& problem, const Problem& next) {
     return [problem, next](RankContext& context) {
         ScopedArena arena(context, kHtWindowBytes);
         const ncclEpGroupConfig_t config = group_config_for(context, problem);
@@ -36,7 +37,8 @@ TEST(HtLsaTeam, EveryShapeMatchesTheReference) {
     on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         const uint64_t num_seeds = seeds_or(81, 4).count;
         for (uint64_t seed = 81; seed < 81 + num_seeds; ++seed) {
-            const HtProblem problem = random_ht_problem(seed, {.num_ranks = 8, .most_row_bytes = 512});
+            const Problem problem =
+                random_problem(seed, {.algorithm = kHighThroughput, .num_ranks = 8, .most_row_bytes = 512});
             for (const int lsa_team_size : {8, 4, 2, 1}) {
                 const WithLsaTeam team(lsa_team_size);
                 expect_clean(spec, 8, seed, round_trips(problem, rerouted(problem, seed + 1000)));
@@ -51,7 +53,7 @@ TEST(HtLsaTeam, ManyNodesMatchTheReference) {
         for (const int lsa_team_size : {4, 8}) {
             const WithLsaTeam team(lsa_team_size);
             for (const ncclEpLayout_t layout : kHtLayouts) {
-                const HtProblem problem = plain_ht_problem(lsa_team_size * lsa_team_size, layout, 3);
+                const Problem problem = plain_problem(lsa_team_size * lsa_team_size, layout, 3, kHighThroughput);
                 expect_clean(spec, lsa_team_size * lsa_team_size, 3, [problem](RankContext& context) {
                     Group group(context, problem);
                     HtLayer layer(context, group.get(), problem);
@@ -67,7 +69,7 @@ struct Destinations {
     std::set<int> ranks;
     std::set<int> other_teams;
 
-    Destinations(const HtProblem& problem, int source, int token, int lsa_team_size) {
+    Destinations(const Problem& problem, int source, int token, int lsa_team_size) {
         for (int k = 0; k < problem.num_topk; ++k) {
             const int rank = problem.target_rank(source, token, k);
             if (rank < 0) continue;
@@ -89,7 +91,7 @@ struct Crossing {
                                              : 2) {}
 
     // For a source rank's tokens that cross to a team.
-    uint64_t credits(const HtProblem& problem, int source, int team, int lsa_team_size) const {
+    uint64_t credits(const Problem& problem, int source, int team, int lsa_team_size) const {
         const int tokens = problem.ranks[source].num_tokens;
         uint64_t num = 0;
         for (int channel = 0, token = 0; channel < channels; ++channel) {
@@ -104,7 +106,7 @@ struct Crossing {
 };
 
 // What a rank's update, forward dispatch and forward combine put.
-crossdockTraffic_t expected_traffic(const HtProblem& problem, int rank, int lsa_team_size, const Crossing& crossing) {
+crossdockTraffic_t expected_traffic(const Problem& problem, int rank, int lsa_team_size, const Crossing& crossing) {
     crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
     traffic.lsa_team_size = lsa_team_size;
     const int num_ranks = problem.num_ranks;
@@ -165,7 +167,7 @@ TEST(HtLsaTeam, TrafficIsWhatTheModelSays) {
         for (const int lsa_team_size : {1, 2, 3}) {
             const WithLsaTeam team(lsa_team_size);
             for (const ncclEpLayout_t layout : kHtLayouts) {
-                const HtProblem problem = plain_ht_problem(6, layout, 7);
+                const Problem problem = plain_problem(6, layout, 7, kHighThroughput);
                 expect_clean(spec, 6, std::nullopt, [=](RankContext& context) {
                     Group group(context, problem);
                     HtLayer layer(context, group.get(), problem);
@@ -198,7 +200,8 @@ TEST(HtLsaTeam, TheNetworksSpeedDoesNotMatter) {
                     spec.deterministic.seed = seed;
                     spec.deterministic.max_put_delay_ns = delay_ns;
                     spec.deterministic.put_ns_per_kib = ns_per_kib;
-                    const HtProblem problem = random_ht_problem(seed, {.num_ranks = 4, .most_row_bytes = 256});
+                    const Problem problem =
+                        random_problem(seed, {.algorithm = kHighThroughput, .num_ranks = 4, .most_row_bytes = 256});
                     expect_clean(spec, 4, seed, round_trips(problem, rerouted(problem, seed + 7)));
                 }
             }
@@ -209,7 +212,7 @@ TEST(HtLsaTeam, TheNetworksSpeedDoesNotMatter) {
 TEST(HtLsaTeam, MasksAreRefused) {
     on_each_backend({Backend::kThreads}, [](const BackendSpec& spec) {
         expect_clean(spec, 4, std::nullopt, [](RankContext& context) {
-            const HtProblem problem = plain_ht_problem(4, NCCL_EP_LAYOUT_FLAT, 1);
+            const Problem problem = plain_problem(4, NCCL_EP_LAYOUT_FLAT, 1, kHighThroughput);
             const ncclEpGroupConfig_t config = group_config_for(context, problem);
             crossdockGroupOptions_t options = CROSSDOCK_GROUP_OPTIONS_INIT;
             options.lsa_team_size = 2;

@@ -20,7 +20,7 @@ TEST(HtMask, SurvivorsOfKilledProcessesGoOn) {
             BackendSpec spec = backend;
             spec.doomed = two_die ? std::vector<int>{1, 3} : std::vector<int>{2};
             expect_clean(spec, kRanks, std::nullopt, [=, doomed = spec.doomed](RankContext& context) {
-                const HtProblem problem =
+                const Problem problem =
                     mask_problem(kRanks, kHtLayouts[round / kMaskPhases], static_cast<uint64_t>(round));
                 const OwnedGroup group = mask_group(context, problem, kTimeoutNs);
                 DegradedLayer layer(context, group.get(), problem);
@@ -46,7 +46,7 @@ TEST(HtMask, SurvivorsOfKilledProcessesGoOn) {
 
 // One rank's run of a backend in which a rank may be killed at any step. with_windows: rows go straight to windows.
 void live_on(RankContext& context, ncclEpLayout_t layout, int dead, bool with_windows) {
-    const HtProblem problem = mask_problem(context.num_ranks(), layout, 2);
+    const Problem problem = mask_problem(context.num_ranks(), layout, 2);
     // A rank that dies while a group or a window is made takes it along.
     const OwnedGroup group = try_mask_group(context, problem, 1'000'000);
     if (group == nullptr) return;
@@ -100,7 +100,7 @@ TEST(HtMask, SeveralRanksAreLost) {
         for (int missed = 0; missed < kMaskPhases; ++missed) {
             for (int later = 0; later < 2; ++later) {
                 expect_clean(spec, 4, std::nullopt, [=](RankContext& context) {
-                    const HtProblem problem = mask_problem(4, kHtLayouts[(missed + later) % 2], 5);
+                    const Problem problem = mask_problem(4, kHtLayouts[(missed + later) % 2], 5);
                     const OwnedGroup group = mask_group(context, problem, 500'000'000);
                     DegradedLayer layer(context, group.get(), problem);
                     layer.step();

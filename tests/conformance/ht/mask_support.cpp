@@ -8,8 +8,8 @@ namespace crossdock::testing {
 namespace {
 
 // What is left of the problem for rank `own`: rows of `counted` ranks come, own rows go to `reached` ones.
-HtProblem view_of(const HtProblem& problem, int own, const ActiveRanks& counted, const ActiveRanks& reached) {
-    HtProblem view = problem;
+Problem view_of(const Problem& problem, int own, const ActiveRanks& counted, const ActiveRanks& reached) {
+    Problem view = problem;
     for (int rank = 0; rank < problem.num_ranks; ++rank) {
         reference::RankInput& input = view.ranks[static_cast<size_t>(rank)];
         if (rank != own && counted[static_cast<size_t>(rank)] == 0) {
@@ -39,9 +39,9 @@ std::vector<ActiveRanks> between(const ActiveRanks& before, const ActiveRanks& a
 
 }  // namespace
 
-HtProblem mask_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
-    HtProblem problem;
-    static_cast<Problem&>(problem) = busy_problem(num_ranks, layout, seed);
+Problem mask_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
+    Problem problem = busy_problem(num_ranks, layout, seed);
+    problem.algorithm = kHighThroughput;
     problem.max_tokens = 1 << (num_ranks - 1);
     Random random(seed + 1);
     for (int rank = 0; rank < num_ranks; ++rank) {
@@ -57,7 +57,7 @@ HtProblem mask_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
     return problem;
 }
 
-OwnedGroup try_mask_group(RankContext& context, const HtProblem& problem, uint64_t timeout_ns) {
+OwnedGroup try_mask_group(RankContext& context, const Problem& problem, uint64_t timeout_ns) {
     ncclEpGroupConfig_t config = group_config_for(context, problem);
     config.timeout_ns = timeout_ns;
     crossdockGroupOptions_t options = CROSSDOCK_GROUP_OPTIONS_INIT;
@@ -66,7 +66,7 @@ OwnedGroup try_mask_group(RankContext& context, const HtProblem& problem, uint64
     return OwnedGroup(crossdockCreateGroup(&group, context.comm(), &config, &options) == ncclSuccess ? group : nullptr);
 }
 
-OwnedGroup mask_group(RankContext& context, const HtProblem& problem, uint64_t timeout_ns) {
+OwnedGroup mask_group(RankContext& context, const Problem& problem, uint64_t timeout_ns) {
     OwnedGroup group = try_mask_group(context, problem, timeout_ns);
     RANK_CHECK(context, group != nullptr, "no group: {}", crossdockGetLastError());
     return group;
@@ -78,7 +78,7 @@ ActiveRanks all_but(int num_ranks, std::initializer_list<int> ranks) {
     return active;
 }
 
-DegradedLayer::DegradedLayer(RankContext& context, ncclEpGroup_t group, const HtProblem& problem,
+DegradedLayer::DegradedLayer(RankContext& context, ncclEpGroup_t group, const Problem& problem,
                              const HtOptions& options)
     : context_(context), group_(group), problem_(problem), layer_(context, group, problem, [&] {
           HtOptions own = options;
@@ -154,7 +154,7 @@ void DegradedLayer::combine(ncclEpPassDir_t direction) {
     const ActiveRanks before = limited(mask());
     RANK_OK(context_, layer_.combine(direction));
     context_.synchronize(layer_.stream());
-    std::vector<HtProblem> others;
+    std::vector<Problem> others;
     for (const ActiveRanks& reached : between(before, limited(mask())))
         others.push_back(view_of(problem_, context_.rank(), counted_, reached));
     layer_.expect(others[0]);

@@ -2,18 +2,19 @@
 // High-throughput groups that go on without lost ranks: what a step must bring then.
 #pragma once
 
-#include "conformance/ht/random_problem.h"
+#include "conformance/ht/layer.h"
 #include "conformance/support/fault_support.h"
+#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 
 // Every rank sends to every other. Ranks have different numbers of tokens, no two sets of ranks as many in all.
-HtProblem mask_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed);
+Problem mask_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed);
 
 // A group with ht_masks; null where it was not made.
-OwnedGroup try_mask_group(RankContext& context, const HtProblem& problem, uint64_t timeout_ns);
+OwnedGroup try_mask_group(RankContext& context, const Problem& problem, uint64_t timeout_ns);
 // The same; must be made.
-OwnedGroup mask_group(RankContext& context, const HtProblem& problem, uint64_t timeout_ns);
+OwnedGroup mask_group(RankContext& context, const Problem& problem, uint64_t timeout_ns);
 
 // The operations of a training step.
 constexpr int kMaskPhases = 5;
@@ -22,11 +23,11 @@ constexpr int kMaskPhases = 5;
 // says behind it.
 class DegradedLayer {
   public:
-    DegradedLayer(RankContext& context, ncclEpGroup_t group, const HtProblem& problem, const HtOptions& options = {});
+    DegradedLayer(RankContext& context, ncclEpGroup_t group, const Problem& problem, const HtOptions& options = {});
 
     HtLayer& layer() { return layer_; }
     // Another routing from the next update on.
-    void route(const HtProblem& problem) { problem_ = problem; }
+    void route(const Problem& problem) { problem_ = problem; }
     // Operation `phase` of a step, checked.
     void run(int phase);
     void step();
@@ -41,7 +42,7 @@ class DegradedLayer {
 
     RankContext& context_;
     ncclEpGroup_t group_;
-    HtProblem problem_;  // as if all were there
+    Problem problem_;  // as if all were there
     HtLayer layer_;
     ActiveRanks counted_;  // whose rows the last update has counted
     ActiveRanks reached_;  // to whom it lets own rows go

@@ -17,7 +17,7 @@ constexpr uint64_t kLongNs = 60'000'000'000;
 void miss_and_come_back(RankContext& context, ncclEpLayout_t layout, int missed) {
     const int absent = context.num_ranks() - 1;
     const bool present = context.rank() != absent;
-    const HtProblem problem = mask_problem(context.num_ranks(), layout, 3);
+    const Problem problem = mask_problem(context.num_ranks(), layout, 3);
     const OwnedGroup group = mask_group(context, problem, 500'000'000);
     DegradedLayer layer(context, group.get(), problem);
     layer.step();
@@ -70,7 +70,7 @@ TEST(HtMask, ARankThatMissedOperationsOrWasLateComesBack) {
 TEST(HtMask, RelocatedRoutingsGetStaleToo) {
     on_each_backend_as_one_team(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            const HtProblem problem = mask_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 7);
+            const Problem problem = mask_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 7);
             const OwnedGroup group = mask_group(context, problem, kLongNs);
             const auto memory = make_handle_memory(context, group.get(), problem, context.make_stream());
             HtOptions options;
@@ -99,7 +99,7 @@ TEST(HtMask, MasksAreSetByHandAndTakenBack) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                 const int num_ranks = context.num_ranks();
-                const HtProblem problem = mask_problem(num_ranks, layout, 4);
+                const Problem problem = mask_problem(num_ranks, layout, 4);
                 const OwnedGroup group = mask_group(context, problem, kLongNs);
                 DegradedLayer layer(context, group.get(), problem);
                 const cudaStream_t stream = layer.layer().stream();
@@ -135,7 +135,7 @@ TEST(HtMask, MasksAreSetByHandAndTakenBack) {
 TEST(HtMask, CleaningWorksBeforeAnyHandle) {
     on_each_backend_as_one_team(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            const HtProblem problem = mask_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5);
+            const Problem problem = mask_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5);
             const OwnedGroup group = mask_group(context, problem, kLongNs);
             RANK_OK(context, ncclEpMaskClean(group.get(), context.make_stream()));
             RANK_OK(context, ncclEpMaskClean(group.get(), context.make_stream()));
@@ -153,8 +153,10 @@ TEST(HtMask, HealthyGroupsBringTheSame) {
             BackendSpec seeded = spec;
             seeded.deterministic.seed = seed;
             expect_clean(seeded, num_ranks, seed, [=](RankContext& context) {
-                const HtProblem problem =
-                    random_ht_problem(seed, {.num_ranks = num_ranks, .most_row_bytes = 1024, .mxfp8 = true});
+                const Problem problem = random_problem(seed, {.algorithm = kHighThroughput,
+                                                              .num_ranks = num_ranks,
+                                                              .most_row_bytes = 1024,
+                                                              .quantised_combines = true});
                 const OwnedGroup group = mask_group(context, problem, kLongNs);
                 HtLayer layer(context, group.get(), problem);
                 layer.round_trip();
@@ -169,7 +171,7 @@ TEST(HtMask, HealthyGroupsBringTheSame) {
 TEST(HtMask, GroupsAreRefused) {
     on_each_backend_as_one_team(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            const HtProblem problem = mask_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 6);
+            const Problem problem = mask_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 6);
             const ncclEpGroupConfig_t good = group_config_for(context, problem);
             const auto marker = reinterpret_cast<ncclEpGroup_t>(0x77);
             const auto refused = [&](ncclResult_t code, const char* word, const ncclEpGroupConfig_t* config,
@@ -217,7 +219,7 @@ TEST(HtMask, GroupsAreRefused) {
 TEST(HtMask, BadCallsAreRefused) {
     on_each_backend_as_one_team(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            const HtProblem problem = mask_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 6);
+            const Problem problem = mask_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 6);
             const OwnedGroup group = mask_group(context, problem, kLongNs);
             const cudaStream_t stream = context.make_stream();
             Buffer count(context, stream, sizeof(uint64_t));

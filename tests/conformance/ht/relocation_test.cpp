@@ -2,19 +2,20 @@
 // All routing of a high-throughput handle lies in its memory: another handle over the same memory works with it.
 #include <gtest/gtest.h>
 
-#include "conformance/ht/random_problem.h"
+#include "conformance/ht/layer.h"
 #include "conformance/support/options.h"
+#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 namespace {
 
 // The first handle routes and runs forward; the second one, which is never updated, runs backward, and forward again.
-void relocate(RankContext& context, const HtProblem& problem, bool first_stays) {
+void relocate(RankContext& context, const Problem& problem, bool first_stays) {
     Group group(context, problem);
     const cudaStream_t stream = context.make_stream();
     const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, stream);
     for (uint64_t step = 0; step < 3; ++step) {
-        HtProblem routed = rerouted(problem, problem.seed + step);
+        Problem routed = rerouted(problem, problem.seed + step);
         // The width of the ids is part of what is kept.
         routed.index_type = step % 2 == 0 ? ncclInt32 : ncclInt64;
         auto first =
@@ -34,7 +35,7 @@ void relocate(RankContext& context, const HtProblem& problem, bool first_stays) 
         second.pass(NCCL_EP_BWD_PASS);
         memory->check_guards("the handle's memory");
         // A copy at another address will do.
-        const HtProblem current = second.problem();
+        const Problem current = second.problem();
         const std::unique_ptr<Buffer> copy = make_handle_memory(context, group.get(), problem, stream);
         copy->write(memory->read());
         HtLayer third(context, group.get(), current, {.handle_memory = copy.get(), .without_update = true}, stream);
@@ -48,7 +49,8 @@ TEST(HtRelocation, ASecondHandleWorksWithTheRoutingOfTheFirst) {
             const Seeds seeds = seeds_or(40'001, seeds_in(spec.kind, 16));
             for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
                 const int num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % 4));
-                const HtProblem problem = random_ht_problem(seed, {.num_ranks = num_ranks, .most_row_bytes = 512});
+                const Problem problem =
+                    random_problem(seed, {.algorithm = kHighThroughput, .num_ranks = num_ranks, .most_row_bytes = 512});
                 SCOPED_TRACE(problem.describe());
                 BackendSpec seeded = spec;
                 seeded.deterministic.seed = seed;
@@ -63,13 +65,13 @@ TEST(HtRelocation, ASecondHandleWorksWithTheRoutingOfTheFirst) {
 TEST(HtRelocation, ASecondHandleFollowsUpdatesOfTheFirst) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            const HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5);
+            const Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5, kHighThroughput);
             Group group(context, problem);
             const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, nullptr);
             HtLayer first(context, group.get(), problem, {.handle_memory = memory.get()});
             HtLayer second(context, group.get(), problem, {.handle_memory = memory.get(), .without_update = true});
             for (uint64_t step = 0; step < 3; ++step) {
-                const HtProblem routed = rerouted(problem, 11 + step);
+                const Problem routed = rerouted(problem, 11 + step);
                 first.route(routed);
                 first.pass(NCCL_EP_FWD_PASS);
                 second.refill(routed);
@@ -84,7 +86,7 @@ TEST(HtRelocation, MemoryMayBeOverwrittenBetweenSteps) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
-                const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 5);
+                const Problem problem = plain_problem(context.num_ranks(), layout, 5, kHighThroughput);
                 Group group(context, problem);
                 const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, nullptr);
                 HtLayer layer(context, group.get(), problem, {.handle_memory = memory.get()});
@@ -107,7 +109,7 @@ TEST(HtRelocation, AHandleFollowsWhatIsCopiedIntoItsMemory) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const bool is_updated_once : {false, true}) {
                 expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
-                    const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 5);
+                    const Problem problem = plain_problem(context.num_ranks(), layout, 5, kHighThroughput);
                     Group group(context, problem);
                     const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, nullptr);
                     const std::unique_ptr<Buffer> place = make_handle_memory(context, group.get(), problem, nullptr);
@@ -115,7 +117,7 @@ TEST(HtRelocation, AHandleFollowsWhatIsCopiedIntoItsMemory) {
                     HtLayer second(context, group.get(), problem,
                                    {.handle_memory = place.get(), .without_update = !is_updated_once});
                     for (uint64_t step = 0; step < 5; ++step) {
-                        const HtProblem routed = rerouted(problem, 41 + step);
+                        const Problem routed = rerouted(problem, 41 + step);
                         first.route(routed);
                         first.pass(NCCL_EP_FWD_PASS);
                         context.synchronize(first.stream());
@@ -130,8 +132,8 @@ TEST(HtRelocation, AHandleFollowsWhatIsCopiedIntoItsMemory) {
     });
 }
 
-HtProblem with_other_layout(const HtProblem& problem) {
-    HtProblem other = problem;
+Problem with_other_layout(const Problem& problem) {
+    Problem other = problem;
     other.layout = problem.layout == NCCL_EP_LAYOUT_FLAT ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_FLAT;
     return other;
 }
@@ -148,8 +150,8 @@ TEST(HtRelocation, RoutingOfAnotherGroupOrLayoutIsRefused) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const bool first_stays : {false, true}) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
-                const HtProblem flat = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5);
-                const HtProblem by_expert = with_other_layout(flat);
+                const Problem flat = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5, kHighThroughput);
+                const Problem by_expert = with_other_layout(flat);
                 const ncclEpGroupConfig_t config = group_config_for(context, std::vector{flat, by_expert});
                 Group group(context, context.comm(), config);
                 Group other_group(context, context.comm(), config);
@@ -185,7 +187,7 @@ TEST(HtRelocation, BackwardComesWithoutForward) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
-                const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 5);
+                const Problem problem = plain_problem(context.num_ranks(), layout, 5, kHighThroughput);
                 Group group(context, problem);
                 HtLayer layer(context, group.get(), problem);
                 layer.prepare_combine();

@@ -9,7 +9,8 @@
 namespace crossdock::testing {
 namespace {
 
-const HtLimits kSmall{.most_row_bytes = 512, .most_receive_bytes = 64u << 10, .most_tokens = 8};
+const ProblemLimits kSmall{
+    .algorithm = kHighThroughput, .most_row_bytes = 512, .most_receive_bytes = 64u << 10, .most_tokens = 8};
 
 const ProblemLimits kSmallLl{.most_row_bytes = 256, .most_receive_bytes = 64u << 10, .most_tokens = 8};
 
@@ -47,8 +48,9 @@ TEST(HtSequence, GroupsOfBothModesShareACommunicator) {
 TEST(HtSequence, OperationsFollowEachOtherAcrossStreams) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            HtProblem flat = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 1);
-            const HtProblem expert_major = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 2);
+            Problem flat = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 1, kHighThroughput);
+            const Problem expert_major =
+                plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 2, kHighThroughput);
             flat.budget = expert_major.budget;
             Group group(context, std::vector{flat, expert_major});
             HtLayer a(context, group.get(), flat), b(context, group.get(), expert_major);
@@ -82,7 +84,7 @@ TEST(HtSequence, WindowsAreReusedAtOnce) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(4), std::nullopt, [=](RankContext& context) {
                 ScopedArena arena(context, kHtWindowBytes);
-                const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 3);
+                const Problem problem = plain_problem(context.num_ranks(), layout, 3, kHighThroughput);
                 ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.zero_copy = NCCL_EP_ZERO_COPY_ON;
                 Group group(context, context.comm(), config);
@@ -104,7 +106,7 @@ TEST(HtSequence, WindowsAreReusedAtOnce) {
 TEST(HtSequence, AGroupIsDestroyedBeforeItsHandle) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            const HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 4);
+            const Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 4, kHighThroughput);
             auto group = std::make_unique<Group>(context, problem);
             HtLayer layer(context, group->get(), problem);
             for (int i = 0; i < 3; ++i) {

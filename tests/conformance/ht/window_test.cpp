@@ -5,8 +5,9 @@
 
 #include <algorithm>
 
-#include "conformance/ht/random_problem.h"
+#include "conformance/ht/layer.h"
 #include "conformance/support/options.h"
+#include "conformance/support/random_problem.h"
 #include "conformance/support/scoped_arena.h"
 
 namespace crossdock::testing {
@@ -35,8 +36,10 @@ TEST(HtWindow, EveryPathGivesTheSameBits) {
         const Seeds seeds = seeds_or(80'001, seeds_in(spec.kind, 12));
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
             const int num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % 4));
-            const HtProblem problem = random_ht_problem(
-                seed, {.num_ranks = num_ranks, .most_row_bytes = 1024, .mxfp8 = is_one_lsa_team(num_ranks)});
+            const Problem problem = random_problem(seed, {.algorithm = kHighThroughput,
+                                                          .num_ranks = num_ranks,
+                                                          .most_row_bytes = 1024,
+                                                          .quantised_combines = is_one_lsa_team(num_ranks)});
             SCOPED_TRACE(problem.describe());
             BackendSpec seeded = spec;
             seeded.deterministic.seed = seed;
@@ -73,7 +76,7 @@ TEST(HtWindow, RanksMayDiffer) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const bool outputs : {false, true}) {
                 expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
-                    const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 12);
+                    const Problem problem = plain_problem(context.num_ranks(), layout, 12, kHighThroughput);
                     ScopedArena arena(context, kHtWindowBytes);
                     {
                         Group group(context, problem);
@@ -98,7 +101,7 @@ TEST(HtWindow, RanksMayDiffer) {
 TEST(HtWindow, LongRowsMatchTheReference) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const size_t hidden : {size_t{1024}, size_t{4096}, size_t{10'264}}) {
-            HtProblem problem;
+            Problem problem{.algorithm = kHighThroughput};
             problem.num_ranks = ranks_or(6);
             problem.num_experts = 4 * problem.num_ranks;
             problem.max_tokens = 9;
@@ -125,7 +128,7 @@ TEST(HtWindow, PromisedWindowsMustBeThere) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
-                const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 11);
+                const Problem problem = plain_problem(context.num_ranks(), layout, 11, kHighThroughput);
                 ScopedArena arena(context, kHtWindowBytes);
                 {
                     ncclEpGroupConfig_t config = group_config_for(context, problem);

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "conformance/ll/bad_call.h"
-#include "conformance/ll/random_problem.h"
+#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 namespace {

@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "conformance/ll/layer.h"
-#include "conformance/ll/random_problem.h"
 #include "conformance/support/options.h"
+#include "conformance/support/random_problem.h"
 #include "nccl_ep/common.hpp"
 
 // As in NVIDIA's tests: not in a public header.

@@ -71,11 +71,10 @@ std::vector<Answer> answers(ncclEpLayout_t layout, int source, int rank) {
         for (const reference::RowSource& row : blocks[problem.expert_major() ? 0 : source]) {
             const Bytes tokens = arrived_row(problem, row).tokens;
             const Bytes expert = expert_row(problem, rank, row);
-            const std::vector<int32_t> ids = arrived_ids(problem, rank, row);
-            const auto* id_bytes = reinterpret_cast<const std::byte*>(ids.data());
+            const Bytes ids = as_integers(ncclInt32, metadata_of(problem, rank, row).ids);
             answer.rows.insert(answer.rows.end(), tokens.begin(), tokens.end());
             answer.expert_rows.insert(answer.expert_rows.end(), expert.begin(), expert.end());
-            answer.ids_here.insert(answer.ids_here.end(), id_bytes, id_bytes + ids.size() * sizeof(int32_t));
+            answer.ids_here.insert(answer.ids_here.end(), ids.begin(), ids.end());
             ++answer.num_rows;
         }
         for (int token = 0; source == rank && token < kTokens; ++token) {

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "conformance/ll/layer.h"
-#include "conformance/ll/random_problem.h"
 #include "conformance/support/options.h"
+#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 namespace {

@@ -80,10 +80,9 @@ void Layer::check_rank_major(const std::vector<std::vector<RowSource>>& blocks) 
         for (size_t slot = 0; slot < blocks[source].size(); ++slot) {
             const RowSource& row = blocks[source][slot];
             const size_t at = (source * problem_.slots() + slot) * topk();
-            std::memcpy(&weights[at * sizeof(float)], &problem_.ranks[row.source].weights[row.token * topk()],
-                        topk() * sizeof(float));
-            const std::vector<int32_t> expected = arrived_ids(problem_, context_.rank(), row);
-            std::copy(expected.begin(), expected.end(), ids.begin() + static_cast<std::ptrdiff_t>(at));
+            const reference::Metadata expected = metadata_of(problem_, context_.rank(), row);
+            put(weights, at * sizeof(float), as_bytes(expected.weights));
+            std::copy(expected.ids.begin(), expected.ids.end(), ids.begin() + static_cast<std::ptrdiff_t>(at));
         }
     }
     received_weights_->check(weights, topk() * sizeof(float), "dispatch's weights");

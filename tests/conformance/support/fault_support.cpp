@@ -11,7 +11,7 @@
 
 namespace crossdock::testing {
 
-Problem busy_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
+Problem busy_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed, ncclEpAlgorithm_t algorithm) {
     Problem problem;
     problem.seed = seed;
     problem.num_ranks = num_ranks;
@@ -20,6 +20,7 @@ Problem busy_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
     problem.num_topk = num_ranks;
     problem.hidden = problem.combine_hidden = 32;
     problem.layout = layout;
+    set_mode(problem, algorithm);
     problem.ranks.resize(num_ranks);
     Random random(seed);
     for (reference::RankInput& rank : problem.ranks) {
@@ -30,13 +31,6 @@ Problem busy_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
             rank.weights.push_back(static_cast<float>(random.unit()) + 0.25f);
         }
     }
-    return problem;
-}
-
-HtProblem busy_ht_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
-    HtProblem problem{busy_problem(num_ranks, layout, seed)};
-    problem.alignment = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? 4 : 1;
-    problem.budget = problem.most_rows();
     return problem;
 }
 

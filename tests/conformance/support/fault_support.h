@@ -2,15 +2,14 @@
 // What the tests of failing ranks share.
 #pragma once
 
-#include "conformance/ht/random_problem.h"
+#include "conformance/ht/layer.h"
 #include "conformance/support/options.h"
+#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 
-// A problem in which every rank sends to every other.
-Problem busy_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed);
-
-HtProblem busy_ht_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed);
+// A problem in which every rank sends to every other; high throughput as set_mode says.
+Problem busy_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed, ncclEpAlgorithm_t algorithm = kLowLatency);
 
 // A group that goes on without ranks that are silent for so long.
 ncclEpGroupConfig_t mask_config(RankContext& context, const Problem& problem, uint64_t timeout_ns);

@@ -9,7 +9,7 @@ namespace crossdock::testing {
 
 ncclEpGroupConfig_t group_config_for(RankContext& context, const std::vector<Problem>& problems) {
     ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
-    config.algorithm = NCCL_EP_ALGO_LOW_LATENCY;
+    config.algorithm = problems[0].algorithm;
     config.num_experts = static_cast<unsigned>(problems[0].num_experts);
     // Long enough for a loaded machine; in the simulation it is simulated time.
     config.timeout_ns = context.is_simulated() ? 1'000'000'000 : 60'000'000'000;
@@ -20,12 +20,7 @@ ncclEpGroupConfig_t group_config_for(RankContext& context, const std::vector<Pro
         // Version 1's FP8 is for callers who say that they are version 1's.
         if (problem.recipe == reference::Recipe::kV1Fp8) config.version = 1;
     }
-    return config;
-}
-
-ncclEpGroupConfig_t group_config_for(RankContext& context, const std::vector<HtProblem>& problems) {
-    ncclEpGroupConfig_t config = group_config_for(context, std::vector<Problem>(problems.begin(), problems.end()));
-    config.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
+    if (!problems[0].is_ht()) return config;
     config.max_recv_tokens_per_rank = static_cast<unsigned>(problems[0].budget);
     config.overflow_policy = problems[0].drops ? NCCL_EP_OVERFLOW_DROP : NCCL_EP_OVERFLOW_AUTO;
     config.num_topk = static_cast<unsigned>(problems[0].group_topk);
@@ -33,10 +28,6 @@ ncclEpGroupConfig_t group_config_for(RankContext& context, const std::vector<HtP
 }
 
 ncclEpGroupConfig_t group_config_for(RankContext& context, const Problem& problem) {
-    return group_config_for(context, std::vector{problem});
-}
-
-ncclEpGroupConfig_t group_config_for(RankContext& context, const HtProblem& problem) {
     return group_config_for(context, std::vector{problem});
 }
 

@@ -3,18 +3,16 @@
 #pragma once
 
 #include "conformance/support/tensors.h"
-#include "reference/ht_problem.h"
+#include "reference/problem.h"
 
 namespace crossdock::testing {
 
-using reference::HtProblem;
 using reference::Problem;
 
-// A group configuration that suits all of these problems. In high throughput their budgets and num_topk are the same.
+// A group configuration that suits all of these problems, of one mode. In high throughput their budgets and num_topk
+// are the same.
 ncclEpGroupConfig_t group_config_for(RankContext& context, const std::vector<Problem>& problems);
-ncclEpGroupConfig_t group_config_for(RankContext& context, const std::vector<HtProblem>& problems);
 ncclEpGroupConfig_t group_config_for(RankContext& context, const Problem& problem);
-ncclEpGroupConfig_t group_config_for(RankContext& context, const HtProblem& problem);
 
 // ncclEpCreateGroup, in LSA teams as --lsa-team says.
 ncclResult_t create_group(RankContext& context, ncclEpGroup_t* group, ncclComm_t comm,

@@ -4,24 +4,19 @@
 
 #include <gtest/gtest.h>
 
-#include "conformance/ht/random_problem.h"
+#include "conformance/ht/layer.h"
 #include "conformance/support/options.h"
+#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 
 // Each with the operations of its step as phases, which a test may run one by one.
 struct LowLatency {
-    using Problem = testing::Problem;
     using Layer = testing::Layer;
     using Options = LayerOptions;
-    using Limits = ProblemLimits;
     static constexpr bool kIsHt = false;
     static constexpr ncclEpAlgorithm_t kAlgorithm = NCCL_EP_ALGO_LOW_LATENCY;
-    static constexpr ncclEpLayout_t kLayouts[] = {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR};
-
-    static Problem plain(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
-        return plain_problem(num_ranks, layout, seed);
-    }
+    static constexpr const auto& kLayouts = kLlLayouts;
 
     static constexpr const char* kPhases[] = {"dispatch", "combine"};
     static void prepare(Layer& layer, int phase);
@@ -30,17 +25,11 @@ struct LowLatency {
 };
 
 struct HighThroughput {
-    using Problem = HtProblem;
     using Layer = HtLayer;
     using Options = HtOptions;
-    using Limits = HtLimits;
     static constexpr bool kIsHt = true;
     static constexpr ncclEpAlgorithm_t kAlgorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
     static constexpr const auto& kLayouts = kHtLayouts;
-
-    static Problem plain(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
-        return plain_ht_problem(num_ranks, layout, seed);
-    }
 
     // Forward, then backward.
     static constexpr const char* kPhases[] = {"update", "dispatch", "combine", "dispatch", "combine"};

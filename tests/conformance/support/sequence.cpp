@@ -104,7 +104,7 @@ class LlActor : public Actor {
 
 class HtActor : public Actor {
   public:
-    HtActor(RankContext& context, ncclEpGroup_t group, const HtProblem& problem, const HtOptions& options)
+    HtActor(RankContext& context, ncclEpGroup_t group, const Problem& problem, const HtOptions& options)
         : context_(context), group_(group), problem_(problem), options_(options) {
         remake();
     }
@@ -160,7 +160,7 @@ class HtActor : public Actor {
 
     RankContext& context_;
     ncclEpGroup_t group_;
-    HtProblem problem_;
+    Problem problem_;
     HtOptions options_;
     bool made_ = false;
     std::unique_ptr<HtLayer> layer_;
@@ -190,18 +190,16 @@ class Sequence {
   private:
     // Of one group. Handles of different layouts, types, K and alignment share experts, numbers of tokens and the
     // budget.
-    template <typename ProblemType, typename LimitsType>
-    std::vector<ProblemType> random_problems(LimitsType limits,
-                                             ProblemType (*random_problem)(uint64_t, const LimitsType&)) {
+    std::vector<Problem> random_problems(ProblemLimits limits) {
         limits.num_ranks = context_.num_ranks();
         limits.local_experts = random_.pick({1, 2, 3, 8});
-        std::vector<ProblemType> problems;
+        std::vector<Problem> problems;
         int max_tokens = 0;
         for (int i = 0; i < shape_.layers_per_group; ++i) {
             problems.push_back(random_problem(random_.bits(), limits));
             max_tokens = std::max(max_tokens, problems.back().max_tokens);
         }
-        for (ProblemType& problem : problems) problem.max_tokens = max_tokens;
+        for (Problem& problem : problems) problem.max_tokens = max_tokens;
         return problems;
     }
 
@@ -213,7 +211,7 @@ class Sequence {
     }
 
     void make_ll_group() {
-        std::vector<Problem> problems = random_problems(shape_.ll_limits, random_problem);
+        std::vector<Problem> problems = random_problems(shape_.ll_limits);
         for (Problem& problem : problems) {
             // A group of a version 1 caller is another group's matter (compatibility_test.cpp).
             if (problem.recipe == reference::Recipe::kV1Fp8) problem.recipe = reference::Recipe::kFp8;
@@ -230,23 +228,23 @@ class Sequence {
     }
 
     void make_ht_group() {
-        HtLimits limits = shape_.ht_limits;
-        limits.mxfp8 = is_one_lsa_team(context_.num_ranks());
+        ProblemLimits limits = shape_.ht_limits;
+        limits.quantised_combines = is_one_lsa_team(context_.num_ranks());
         const auto room = random_.pick({Room::kEnough, Room::kDropping, Room::kEager});
-        std::vector<HtProblem> problems = random_problems(limits, random_ht_problem);
+        std::vector<Problem> problems = random_problems(limits);
         const int max_tokens = problems[0].max_tokens;
         size_t budget = static_cast<size_t>(max_tokens);
-        for (const HtProblem& problem : problems) budget = std::max(budget, problem.most_rows());
+        for (const Problem& problem : problems) budget = std::max(budget, problem.most_rows());
         if (room == Room::kDropping)
             budget = static_cast<size_t>(random_.between(max_tokens, static_cast<int>(budget)));
-        for (HtProblem& problem : problems) {
+        for (Problem& problem : problems) {
             problem.drops = room == Room::kDropping;
             problem.budget = room == Room::kEager ? 0 : budget;
             problem.group_topk = room == Room::kEager ? problem.num_experts : 0;
             problem = rerouted(problem, random_.bits());
         }
         const ncclEpGroup_t group = make_group(group_config_for(context_, problems), sms_of_a_group(NCCL_EP_AUTO));
-        for (const HtProblem& problem : problems) {
+        for (const Problem& problem : problems) {
             const HtOptions options = random_ht_options(random_.bits(), arena_ ? arena_->get() : nullptr);
             actors_.push_back(std::make_unique<HtActor>(context_, group, problem, options));
         }

@@ -3,8 +3,9 @@
 // comes from a seed, so every rank does the same in the same order, as the contract asks.
 #pragma once
 
-#include "conformance/ht/random_problem.h"
+#include "conformance/ht/layer.h"
 #include "conformance/support/options.h"
+#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 
@@ -16,7 +17,7 @@ struct SequenceShape {
     bool windows = false;            // tensors of high throughput lie in windows, some of them
     bool two_communicators = false;  // every other group has a communicator of its own
     ProblemLimits ll_limits;
-    HtLimits ht_limits;
+    ProblemLimits ht_limits{.algorithm = kHighThroughput};
 };
 
 // Runs a script and checks every operation, some of them long after others have been issued.
