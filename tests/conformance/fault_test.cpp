@@ -24,7 +24,7 @@ ncclEpGroupConfig_t short_config(RankContext& context, const auto& problem, uint
 
 // After the first failure: every further call says the same at once. Returns the rank that this one names as lost.
 template <typename Mode>
-int check_failed_group(RankContext& context, typename Mode::Layer& layer, ncclEpGroup_t group) {
+int check_failed_group(RankContext& context, Layer& layer, ncclEpGroup_t group) {
     const int lost = diagnosed_peer(context, group);
     crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
     RANK_OK(context, crossdockGroupDiagnosis(group, &diagnosis));
@@ -59,7 +59,7 @@ TEST_BOTH_MODES(Fault, AKilledProcessIsNamedByAllSurvivors) {
                 const auto problem = busy_problem(num_ranks, Mode::kLayouts[round / kPhases],
                                                   static_cast<uint64_t>(round), Mode::kAlgorithm);
                 Group group(context, context.comm(), short_config(context, problem, timeout_ns));
-                typename Mode::Layer layer(context, group.get(), problem);
+                Layer layer(context, group.get(), problem);
                 layer.round_trip();
                 for (int phase = 0; phase < kPhases; ++phase) Mode::prepare(layer, phase);
                 for (int phase = 0; true; phase = (phase + 1) % kPhases) {
@@ -87,8 +87,7 @@ TEST_BOTH_MODES(Fault, AKilledProcessIsNamedByAllSurvivors) {
 
 // What the survivors of a killed rank do until they notice.
 template <typename Mode>
-void step_until_failure(RankContext& context, typename Mode::Layer& layer, bool dead, LostRanks& lost_ranks,
-                        ncclEpGroup_t group) {
+void step_until_failure(RankContext& context, Layer& layer, bool dead, LostRanks& lost_ranks, ncclEpGroup_t group) {
     for (uint64_t step = 0; step < (Mode::kIsHt ? 2 : 3); ++step) {
         if (Mode::kIsHt) layer.refill(rerouted(layer.problem(), step, true));
         for (int phase = 0; phase < num_phases<Mode>(); ++phase) {
@@ -121,10 +120,10 @@ void live_with_the_dead(RankContext& context, ncclEpLayout_t layout, int dead_ra
     }
     OwnedGroup owner(group);
     {
-        typename Mode::Options options;
+        LayerOptions options;
         options.peers_may_die = true;
-        if constexpr (Mode::kIsHt) options.without_update = true;
-        typename Mode::Layer layer(context, group, problem, options);
+        options.without_update = Mode::kIsHt;
+        Layer layer(context, group, problem, options);
         step_until_failure<Mode>(context, layer, dead, lost_ranks, group);
     }
     const ncclResult_t gone = ncclEpGroupDestroy(owner.release());
@@ -166,9 +165,9 @@ TEST_BOTH_MODES(LsaTeam, ACutCableIsNamed) {
                 const RankProgram program = [&](RankContext& context) {
                     const auto problem = busy_problem(kRanks, layout, 5, Mode::kAlgorithm);
                     Group group(context, context.comm(), short_config(context, problem, 1'000'000));
-                    typename Mode::Options options;
-                    if constexpr (Mode::kIsHt) options.without_update = true;
-                    typename Mode::Layer layer(context, group.get(), problem, options);
+                    LayerOptions options;
+                    options.without_update = Mode::kIsHt;
+                    Layer layer(context, group.get(), problem, options);
                     for (int operation = 0; operation < 3 * num_phases<Mode>(); ++operation) {
                         const int phase = operation % num_phases<Mode>();
                         Mode::prepare(layer, phase);
@@ -211,7 +210,7 @@ TEST_BOTH_MODES(Fault, ARankThatStaysAwayFailsTheGroup) {
                 const int absent = context.num_ranks() - 1;
                 const auto problem = busy_problem(context.num_ranks(), Mode::kLayouts[missed % 2], 5, Mode::kAlgorithm);
                 Group group(context, context.comm(), short_config(context, problem, 500'000'000));
-                typename Mode::Layer layer(context, group.get(), problem);
+                Layer layer(context, group.get(), problem);
                 layer.round_trip();
                 for (int phase = 0; phase < num_phases<Mode>(); ++phase) Mode::prepare(layer, phase);
                 if (context.rank() != absent) {
@@ -237,7 +236,7 @@ TEST_BOTH_MODES(Fault, TimeoutsBelowAMillisecondKeepTheirValue) {
                 expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
                     const auto problem = busy_problem(2, Mode::kLayouts[missed % 2], 6, Mode::kAlgorithm);
                     Group group(context, context.comm(), short_config(context, problem, timeout_us * 1000));
-                    typename Mode::Layer layer(context, group.get(), problem);
+                    Layer layer(context, group.get(), problem);
                     for (int phase = 0; phase < num_phases<Mode>(); ++phase) Mode::prepare(layer, phase);
                     if (context.rank() == 0) {
                         RANK_CHECK(context, Mode::run(layer, missed) == ncclRemoteError, "rank 1 was not there");
@@ -261,7 +260,7 @@ TEST_BOTH_MODES(Fault, AHealthyGroupHasNoDiagnosis) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const auto problem = busy_problem(context.num_ranks(), Mode::kLayouts[0], 8, Mode::kAlgorithm);
             Group group(context, problem);
-            typename Mode::Layer(context, group.get(), problem).round_trip();
+            Layer(context, group.get(), problem).round_trip();
             crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
             diagnosis.valid = 7;
             RANK_OK(context, crossdockGroupDiagnosis(group.get(), &diagnosis));

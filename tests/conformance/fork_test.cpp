@@ -11,8 +11,8 @@
 #include <cstring>
 
 #include "conformance/a2sgd/support.h"
-#include "conformance/ll/layer.h"
 #include "conformance/support/fault_support.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
 
 namespace crossdock::testing {

@@ -116,7 +116,7 @@ TEST(Hosts, AMendedCableLosesNothing) {
             network.meet(kHosts);
             if (context.rank() == 2) {
                 network.cut(2);
-                RANK_OK(context, layer.dispatch(true));
+                RANK_OK(context, layer.send_dispatch());
                 usleep(300'000);
                 network.mend(2);
                 RANK_OK(context, layer.complete());

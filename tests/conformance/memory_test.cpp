@@ -197,7 +197,7 @@ TEST_BOTH_MODES(Memory, OperationsCallNoAllocator) {
                 ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.alloc = hooks_of(books);
                 Group group(context, context.comm(), config);
-                typename Mode::Layer layer(context, group.get(), problem);
+                Layer layer(context, group.get(), problem);
                 const int calls = books.calls;
                 for (uint64_t step = 0; step < 3; ++step) {
                     layer.round_trip();

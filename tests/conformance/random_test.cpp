@@ -9,34 +9,16 @@
 namespace crossdock::testing {
 namespace {
 
-LayerOptions random_options(uint64_t seed) {
-    Random random(seed ^ 0x5EED);
-    LayerOptions options;
-    options.create_in_one_call = random.chance(30);
-    options.own_handle_memory = random.chance(30);
-    options.in_place = random.chance(30);
-    options.source_counters = random.chance(70);
-    options.ask_places = random.chance(40);
-    options.place_type = random.pick({ncclInt32, ncclInt64});
-    options.version_1_structs = false;
-    options.null_configs = random.chance(50);
-    return options;
-}
-
 // Round trips with one handle, each with another routing; before a third one an update that nothing follows.
-template <typename Mode>
 RankProgram round_trips(const Problem& problem, bool windows = false, uint64_t num_round_trips = 2) {
     return [=](RankContext& context) {
         std::optional<ScopedArena> arena;
         if (windows) arena.emplace(context, kHtWindowBytes);
         {
-            typename Mode::Options options;
-            if constexpr (Mode::kIsHt)
-                options = random_ht_options(problem.seed, arena ? arena->get() : nullptr);
-            else
-                options = random_options(problem.seed);
+            const LayerOptions options =
+                random_options(problem.seed, problem.algorithm, arena ? arena->get() : nullptr);
             Group group(context, problem);
-            typename Mode::Layer layer(context, group.get(), problem, options);
+            Layer layer(context, group.get(), problem, options);
             layer.round_trip();
             for (uint64_t step = 1; step < num_round_trips; ++step) {
                 layer.route(rerouted(problem, problem.seed + step * 1'000'000));
@@ -59,7 +41,7 @@ void run_seeds(const BackendSpec& spec, Seeds seeds, ProblemLimits limits, int m
         BackendSpec seeded = spec;
         seeded.deterministic.seed = seed;
         const bool windows = Mode::kIsHt && reference::random_bits(seed, 8) % 2 == 1;
-        expect_clean(seeded, limits.num_ranks, seed, round_trips<Mode>(problem, windows, Mode::kIsHt ? 3 : 2));
+        expect_clean(seeded, limits.num_ranks, seed, round_trips(problem, windows, Mode::kIsHt ? 3 : 2));
     }
 }
 
@@ -99,7 +81,7 @@ TEST_BOTH_MODES(Random, ADeepSeekStepMatchesTheReference) {
             problem.hidden = problem.combine_hidden = 7168;
             problem.layout = layout;
             if (problem.is_ht()) problem.budget = problem.most_rows();
-            expect_clean(spec, problem.num_ranks, std::nullopt, round_trips<Mode>(rerouted(problem, 77)));
+            expect_clean(spec, problem.num_ranks, std::nullopt, round_trips(rerouted(problem, 77)));
         }
     });
 }
@@ -121,7 +103,7 @@ TEST_BOTH_MODES(Random, RowsOfOneByteElementsMatchTheReference) {
                             problem.num_scales = problem.hidden / 32;
                         }
                         Group group(context, problem);
-                        typename Mode::Layer(context, group.get(), problem).round_trip();
+                        Layer(context, group.get(), problem).round_trip();
                     }
                 }
             });
@@ -141,7 +123,7 @@ TEST(Random, HugeRowsMatchTheReference) {
         problem.hidden = problem.combine_hidden = 16384;
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             problem.layout = layout;
-            expect_clean(spec, problem.num_ranks, std::nullopt, round_trips<LowLatency>(rerouted(problem, 5)));
+            expect_clean(spec, problem.num_ranks, std::nullopt, round_trips(rerouted(problem, 5)));
         }
     });
 }
@@ -205,8 +187,8 @@ TEST(Random, RunsAndBackendsAgreeBitForBit) {
         for (uint64_t seed = 501; seed < 504; ++seed) {
             Problem problem = random_problem(seed, limits);
             problem.sums = CROSSDOCK_SUMS_SENDER;
-            const RunReport one = expect_clean(spec, num_ranks, seed, round_trips<LowLatency>(problem));
-            const RunReport other = expect_clean(spec, num_ranks, seed, round_trips<LowLatency>(problem));
+            const RunReport one = expect_clean(spec, num_ranks, seed, round_trips(problem));
+            const RunReport other = expect_clean(spec, num_ranks, seed, round_trips(problem));
             EXPECT_EQ(one.digests, other.digests) << "seed " << seed << ", " << problem.describe();
             if (seed != 501) continue;
             if (first.empty()) first = one.digests;
@@ -248,7 +230,7 @@ TEST(HtRandom, StretchesWithoutRowsForARankMatchTheReference) {
                 }
                 expect_clean(spec, problem.num_ranks, std::nullopt, [=](RankContext& context) {
                     Group group(context, problem);
-                    HtLayer(context, group.get(), problem).round_trip();
+                    Layer(context, group.get(), problem).round_trip();
                 });
             }
         }
@@ -264,7 +246,7 @@ TEST(HtRandom, ExtremeRoutingsMatchTheReference) {
                 problem.budget = 0;
                 problem.group_topk = problem.num_topk;
                 Group group(context, problem);
-                HtLayer layer(context, group.get(), problem);
+                Layer layer(context, group.get(), problem);
                 for (const int tokens : {0, problem.max_tokens}) {
                     // The last two become experts of this group where 32 bits are all that is looked at.
                     for (const int64_t id : {int64_t{-1}, int64_t{0}, int64_t{problem.num_experts} - 1,
@@ -297,8 +279,7 @@ TEST(HtRandom, LongRowsMatchTheReference) {
             problem.layout = NCCL_EP_LAYOUT_EXPERT_MAJOR;
             problem.budget = problem.most_rows();
             problem.seed = hidden;
-            expect_clean(spec, problem.num_ranks, std::nullopt,
-                         round_trips<HighThroughput>(rerouted(problem, hidden + 1)));
+            expect_clean(spec, problem.num_ranks, std::nullopt, round_trips(rerouted(problem, hidden + 1)));
         }
     });
 }

@@ -2,9 +2,8 @@
 // Scales may begin wherever their type allows, in plain memory and in windows: slices of a larger tensor do.
 #include <gtest/gtest.h>
 
-#include "conformance/ht/layer.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
-#include "conformance/support/random_problem.h"
 #include "conformance/support/scoped_arena.h"
 #include "conformance/support/with_lsa_team.h"
 
@@ -48,10 +47,7 @@ void check_low_latency(RankContext& context, const Scales& scales, ncclEpLayout_
     ScopedArena arena(context, 4u << 20);
     {
         Group group(context, problem);
-        Layer layer(context, group.get(), problem,
-                    {.arena = in_window ? arena.get() : nullptr,
-                     .naming = in_window ? Naming::kWindowOnly : Naming::kData,
-                     .odd_scales = true});
+        Layer layer(context, group.get(), problem, {.arena = in_window ? arena.get() : nullptr, .odd_scales = true});
         for (uint64_t step = 0; step < 3; ++step) {
             layer.round_trip();
             layer.route(rerouted(problem, 8 + step));
@@ -102,11 +98,10 @@ TEST(ScaleAlignment, HighThroughput) {
                             ScopedArena arena(context, kHtWindowBytes);
                             {
                                 Group group(context, problem);
-                                HtLayer layer(context, group.get(), problem,
-                                              {.arena = arena.get(),
-                                               .output_windows = in_window,
-                                               .other_windows = in_window,
-                                               .odd_scales = true});
+                                Layer layer(context, group.get(), problem,
+                                            {.arena = arena.get(),
+                                             .windows = in_window ? kOutputs | kOtherTensors : 0,
+                                             .odd_scales = true});
                                 for (uint64_t step = 0; step < 3; ++step) {
                                     layer.round_trip();
                                     layer.route(rerouted(problem, 120 + step));

@@ -90,9 +90,10 @@ Metadata metadata_of(const Problem& problem, int target, RowSource row) {
     return result;
 }
 
-size_t scale_index(const Problem& problem, int slot, size_t block) {
-    if (problem.recipe == Recipe::kV1Fp8) return block * problem.slots() + slot;
-    return slot * problem.num_scales + block;
+size_t scale_index(const Problem& problem, size_t row, size_t block) {
+    if (problem.recipe != Recipe::kV1Fp8) return row * problem.num_scales + block;
+    const auto slots = static_cast<size_t>(problem.slots());
+    return (row / slots * problem.num_scales + block) * slots + row % slots;
 }
 
 }  // namespace crossdock::reference

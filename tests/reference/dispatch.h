@@ -43,8 +43,7 @@ int last_choice_of(const Problem& problem, RowSource row, int64_t expert);
 // The experts of rank `target` to which a token goes, local and ascending.
 std::vector<int> local_experts_of(const Problem& problem, int target, RowSource row);
 
-// Where scale `block` of slot `slot` of a block of the receive tensor lies, in elements from the start of that block of
-// the tensor.
-size_t scale_index(const Problem& problem, int slot, size_t block);
+// Where scale `block` of row `row` of the receive tensor lies, in elements from the tensor's start.
+size_t scale_index(const Problem& problem, size_t row, size_t block);
 
 }  // namespace crossdock::reference

@@ -5,9 +5,8 @@
 
 #include <chrono>
 
-#include "conformance/ht/layer.h"
 #include "conformance/support/bad_call.h"
-#include "conformance/support/random_problem.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/scoped_arena.h"
 #include "conformance/support/with_lsa_team.h"
 
@@ -391,7 +390,7 @@ TEST(HtAgreement, ARankWithoutRowsNeedNotKnowTheirs) {
             problem.budget = 0;
             problem.group_topk = problem.num_topk;
             Group group(context, problem);
-            HtLayer layer(context, group.get(), problem, {.exact_rows = true, .exact_combine_rows = true});
+            Layer layer(context, group.get(), problem, {.exact_rows = true, .exact_combine_rows = true});
             layer.prepare_update();
             if (!context.is_gpu()) context.barrier();
             layer.route(problem);

@@ -2,14 +2,13 @@
 // High-throughput calls that are right in everything, to be spoiled in one point each.
 #pragma once
 
-#include "conformance/ht/layer.h"
 #include "conformance/support/bad_call.h"
-#include "conformance/support/random_problem.h"
+#include "conformance/support/layer.h"
 
 namespace crossdock::testing {
 
 // Zones of 4 rows, room for all rows, or eager.
-class HtVictim : public VictimOf<HtLayer> {
+class HtVictim : public VictimOf<Layer> {
   public:
     HtVictim(RankContext& context, ncclEpLayout_t layout, bool is_eager = false);
 

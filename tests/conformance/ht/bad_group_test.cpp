@@ -99,7 +99,7 @@ TEST(HtBadGroup, MasksAreRefused) {
                 RANK_REFUSED(context, ncclInvalidUsage, "mask", ncclEpGetAsyncError(group.get(), &error));
                 RANK_REFUSED(context, ncclInvalidUsage, "mask", ncclEpErrorClear(group.get()));
                 RANK_CHECK(context, error == 5, "a refused call wrote {}", error);
-                HtLayer(context, group.get(), problem).round_trip();
+                Layer(context, group.get(), problem).round_trip();
             }
         });
     });

@@ -2,9 +2,8 @@
 // The receive budget at its edges: fixed, eager, dropping, and too small.
 #include <gtest/gtest.h>
 
-#include "conformance/ht/layer.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
-#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 namespace {
@@ -63,7 +62,7 @@ TEST(HtBudget, RowsUpToTheBudgetArrive) {
                         for (int rank = 0; rank <= last; ++rank) most = std::max(most, total_of(problem, rank));
                         problem.budget = most + spare;
                         Group group(context, problem);
-                        HtLayer layer(context, group.get(), problem, {.extra_rows = 3, .extra_metadata_rows = 2});
+                        Layer layer(context, group.get(), problem, {.extra_rows = 3, .extra_metadata_rows = 2});
                         layer.round_trip();
                     }
                 }
@@ -83,7 +82,7 @@ TEST(HtBudget, WhatDoesNotFitIsDroppedInOrder) {
                     problem.drops = true;
                     problem.budget = budget;
                     Group group(context, problem);
-                    HtLayer layer(context, group.get(), problem, {.extra_rows = 3, .extra_metadata_rows = 2});
+                    Layer layer(context, group.get(), problem, {.extra_rows = 3, .extra_metadata_rows = 2});
                     layer.round_trip();
                     layer.route(rerouted(problem, budget));
                     layer.round_trip();
@@ -105,7 +104,7 @@ TEST(HtBudget, AlignmentsMayExceedTheBudget) {
                 problem.budget = 15;
                 problem.drops = true;
                 Group group(context, problem);
-                HtLayer layer(context, group.get(), problem, {.extra_rows = 1, .extra_metadata_rows = 1});
+                Layer layer(context, group.get(), problem, {.extra_rows = 1, .extra_metadata_rows = 1});
                 layer.round_trip();
                 layer.route(rerouted(problem, alignment));
                 layer.round_trip();
@@ -128,7 +127,7 @@ TEST(HtBudget, RandomRoutingsAreDroppedInOrder) {
             seeded.deterministic.seed = seed;
             expect_clean(seeded, num_ranks, seed, [=](RankContext& context) {
                 Group group(context, problem);
-                HtLayer layer(context, group.get(), problem, {.extra_rows = 1, .extra_metadata_rows = 1});
+                Layer layer(context, group.get(), problem, {.extra_rows = 1, .extra_metadata_rows = 1});
                 for (uint64_t step = 0; step < 4; ++step) {
                     layer.round_trip();
                     layer.route(rerouted(problem, seed * 10 + step));
@@ -149,7 +148,7 @@ TEST(HtBudget, EagerTensorsHaveTheRowsThatCome) {
                     problem.budget = 0;
                     problem.group_topk = problem.num_topk;
                     Group group(context, problem);
-                    HtLayer layer(context, group.get(), problem, {.extra_rows = spare, .extra_metadata_rows = spare});
+                    Layer layer(context, group.get(), problem, {.extra_rows = spare, .extra_metadata_rows = spare});
                     for (int count = 0; count < 9; ++count) {
                         // Only the first rank receives anything, then only the last one.
                         for (const int target : {0, context.num_ranks() - 1}) {
@@ -192,7 +191,7 @@ TEST(HtBudget, TooManyRowsFailTheGroup) {
                     ncclEpGroupConfig_t config = group_config_for(context, problem);
                     config.overflow_policy = policy;
                     Group group(context, context.comm(), config);
-                    HtLayer layer(context, group.get(), fitting);
+                    Layer layer(context, group.get(), fitting);
                     layer.round_trip();
                     layer.refill(problem);
                     layer.prepare_update();

@@ -2,9 +2,8 @@
 // High throughput: callers of version 1 and of versions to come get what their header promises.
 #include <gtest/gtest.h>
 
-#include "conformance/ht/layer.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
-#include "conformance/support/random_problem.h"
 
 // Exported with C++ linkage.
 ncclResult_t ncclEpHandle_test_getNumRecvTokens(ncclEpHandle* handle, unsigned int* num_recv_tokens);
@@ -26,15 +25,15 @@ TEST(HtCompatibility, Version1CallersGiveTheRowsThatCome) {
                 config.overflow_policy = static_cast<ncclEpOverflowPolicy_t>(0x5A5A);
                 config.num_topk = 0x5A5A5A5A;
                 Group group(context, context.comm(), config);
-                HtLayer old(context, group.get(), problem, {.version_1_structs = true, .exact_rows = true});
-                HtLayer with_defaults(context, group.get(), problem, {.null_configs = true, .exact_rows = true});
+                Layer old(context, group.get(), problem, {.version_1_structs = true, .exact_rows = true});
+                Layer with_defaults(context, group.get(), problem, {.null_configs = true, .exact_rows = true});
                 for (uint64_t step = 0; step < 3; ++step) {
-                    for (HtLayer* layer : {&old, &with_defaults}) {
+                    for (Layer* layer : {&old, &with_defaults}) {
                         layer->check_update();
                         layer->pass(NCCL_EP_FWD_PASS);
                     }
                     old.pass(NCCL_EP_BWD_PASS);
-                    for (HtLayer* layer : {&old, &with_defaults}) layer->route(rerouted(problem, step));
+                    for (Layer* layer : {&old, &with_defaults}) layer->route(rerouted(problem, step));
                 }
             });
         }
@@ -65,7 +64,7 @@ TEST(HtCompatibility, ReturnsTheNumberOfReceivedRows) {
                     Problem problem = plain_problem(context.num_ranks(), layout, 1, kHighThroughput);
                     choose_budget(problem, room, 3);
                     Group group(context, problem);
-                    HtLayer layer(context, group.get(), problem);
+                    Layer layer(context, group.get(), problem);
                     for (uint64_t step = 0; step < 3; ++step) {
                         unsigned int rows = 0;
                         RANK_OK(context, ncclEpHandle_test_getNumRecvTokens(layer.handle(), &rows));
@@ -90,7 +89,7 @@ TEST(HtCompatibility, KMayComeWithTheUpdate) {
                     Problem problem = plain_problem(context.num_ranks(), layout, 1, kHighThroughput);
                     problem.group_topk = group_topk;
                     Group group(context, problem);
-                    HtLayer layer(context, group.get(), problem, {.open_topk = true});
+                    Layer layer(context, group.get(), problem, {.open_topk = true});
                     for (const int num_topk : {3, 1, 2}) {
                         problem.num_topk = num_topk;
                         layer.route(rerouted(problem, static_cast<uint64_t>(num_topk)));
@@ -115,7 +114,7 @@ TEST(HtCompatibility, CombinesMayBeQuantised) {
                 Problem quantised = problem;
                 quantised.combine_recipe = NCCL_EP_COMB_QUANT_MXFP8;
                 Group group(context, problem);
-                HtLayer layer(context, group.get(), quantised);
+                Layer layer(context, group.get(), quantised);
                 layer.round_trip();
                 layer.route(problem);
                 layer.round_trip();

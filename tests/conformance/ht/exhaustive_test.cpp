@@ -5,9 +5,8 @@
 
 #include <numeric>
 
-#include "conformance/ht/layer.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
-#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 namespace {
@@ -62,7 +61,7 @@ void enumerate(const BackendSpec& spec, const Shape& shape, ncclEpLayout_t layou
         while (std::gcd(stride, count) != 1) ++stride;
         set_routing(problem, 0);
         Group group(context, problem);
-        HtLayer layer(context, group.get(), problem);
+        Layer layer(context, group.get(), problem);
         for (int64_t number = 0; number < count && context.failures().empty(); number += stride) {
             set_routing(problem, number);
             problem.seed = static_cast<uint64_t>(number);

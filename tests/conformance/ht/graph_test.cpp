@@ -3,9 +3,8 @@
 // that their buffers hold by then.
 #include <gtest/gtest.h>
 
-#include "conformance/ht/layer.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
-#include "conformance/support/random_problem.h"
 #include "conformance/support/scoped_arena.h"
 
 namespace crossdock::testing {
@@ -17,7 +16,7 @@ void on_gpus(const RankProgram& program) {
 }
 
 // One graph of update, dispatch and combine.
-Graph capture_step(RankContext& context, HtLayer& layer, ncclEpPassDir_t direction) {
+Graph capture_step(RankContext& context, Layer& layer, ncclEpPassDir_t direction) {
     return context.capture(layer.stream(), [&] {
         RANK_OK(context, layer.update());
         RANK_OK(context, layer.dispatch(direction));
@@ -25,7 +24,7 @@ Graph capture_step(RankContext& context, HtLayer& layer, ncclEpPassDir_t directi
     });
 }
 
-void replay(RankContext& context, HtLayer& layer, Graph step, ncclEpPassDir_t direction, const Problem& next) {
+void replay(RankContext& context, Layer& layer, Graph step, ncclEpPassDir_t direction, const Problem& next) {
     layer.refill(next);
     layer.prepare_update();
     layer.prepare_dispatch();
@@ -47,10 +46,8 @@ TEST(HtGraph, ReplaysFollowTheRoutingInTheBuffers) {
                     ScopedArena arena(context, kHtWindowBytes);
                     {
                         Group group(context, problem);
-                        HtLayer layer(context, group.get(), problem,
-                                      {.arena = windows ? arena.get() : nullptr,
-                                       .output_windows = windows,
-                                       .combine_windows = windows});
+                        Layer layer(context, group.get(), problem,
+                                    {.arena = windows ? arena.get() : nullptr, .windows = kOutputs | kCombineInput});
                         const Graph forward = capture_step(context, layer, NCCL_EP_FWD_PASS);
                         const Graph backward = capture_step(context, layer, NCCL_EP_BWD_PASS);
                         for (uint64_t step = 0; step < 12; ++step) {
@@ -73,12 +70,12 @@ TEST(HtGraph, SeveralGraphsAlternateWithEagerCalls) {
             plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 3, kHighThroughput);
         flat.budget = expert_major.budget;
         Group group(context, std::vector{flat, expert_major});
-        HtLayer a(context, group.get(), flat), b(context, group.get(), expert_major);
+        Layer a(context, group.get(), flat), b(context, group.get(), expert_major);
         const Graph step_a = capture_step(context, a, NCCL_EP_FWD_PASS);
         const Graph step_b = capture_step(context, b, NCCL_EP_BWD_PASS);
         // A handle that is made after a capture leaves the graphs alone.
         context.barrier();
-        HtLayer c(context, group.get(), expert_major);
+        Layer c(context, group.get(), expert_major);
         context.barrier();
         Random random(4);
         for (int step = 0; step < 30; ++step) {
@@ -107,7 +104,7 @@ TEST(HtGraph, ReplaysBackToBackDoNotOvertakeEachOther) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             const Problem problem = plain_problem(context.num_ranks(), layout, 6, kHighThroughput);
             Group group(context, problem);
-            HtLayer layer(context, group.get(), problem);
+            Layer layer(context, group.get(), problem);
             layer.prepare_update();
             layer.prepare_dispatch();
             layer.prepare_combine();
@@ -130,8 +127,8 @@ TEST(HtGraph, ARelocatedHandleIsFirstUsedInACapture) {
             Group group(context, problem);
             const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, nullptr);
             const std::unique_ptr<Buffer> place = make_handle_memory(context, group.get(), problem, nullptr);
-            HtLayer first(context, group.get(), problem, {.handle_memory = memory.get()});
-            HtLayer second(context, group.get(), problem, {.handle_memory = place.get(), .without_update = true});
+            Layer first(context, group.get(), problem, {.handle_memory = memory.get()});
+            Layer second(context, group.get(), problem, {.handle_memory = place.get(), .without_update = true});
             const Graph backward = context.capture(second.stream(), [&] {
                 RANK_OK(context, second.dispatch(NCCL_EP_BWD_PASS));
                 RANK_OK(context, second.combine(NCCL_EP_BWD_PASS));
@@ -162,7 +159,7 @@ TEST(HtGraph, EagerDispatchesAreNotCaptured) {
         Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 7, kHighThroughput);
         problem.budget = 0;
         Group group(context, problem);
-        HtLayer layer(context, group.get(), problem);
+        Layer layer(context, group.get(), problem);
         layer.round_trip();
         layer.prepare_combine();
         const Graph combine = context.capture(layer.stream(), [&] {
@@ -203,13 +200,13 @@ TEST(HtGraph, RelocatedMemoryIsKnownBeforeACapture) {
                 Group group(context, problem);
                 const cudaStream_t stream = context.make_stream();
                 const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, stream);
-                auto first = std::make_unique<HtLayer>(context, group.get(), problem,
-                                                       HtOptions{.handle_memory = memory.get()}, stream);
+                auto first = std::make_unique<Layer>(context, group.get(), problem,
+                                                     LayerOptions{.handle_memory = memory.get()}, stream);
                 first->pass(NCCL_EP_FWD_PASS);
                 context.synchronize(stream);
                 if (!first_stays) first.reset();
-                HtLayer second(context, group.get(), problem, {.handle_memory = memory.get(), .without_update = true},
-                               stream);
+                Layer second(context, group.get(), problem, {.handle_memory = memory.get(), .without_update = true},
+                             stream);
                 const Graph backward = context.capture(second.stream(), [&] {
                     RANK_OK(context, second.dispatch(NCCL_EP_BWD_PASS));
                     RANK_OK(context, second.combine());

@@ -6,9 +6,8 @@
 #include <memory>
 #include <set>
 
-#include "conformance/ht/layer.h"
 #include "conformance/support/fault_support.h"
-#include "conformance/support/random_problem.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/scoped_arena.h"
 #include "conformance/support/with_lsa_team.h"
 
@@ -21,10 +20,10 @@ RankProgram round_trips(const Problem& problem, const Problem& next) {
         const ncclEpGroupConfig_t config = group_config_for(context, problem);
         Group group(context, context.comm(), config);
         for (const bool windows : {false, true}) {
-            HtOptions options;
+            LayerOptions options;
             options.arena = arena.get();
-            options.output_windows = options.combine_windows = windows;
-            HtLayer layer(context, group.get(), problem, options);
+            options.windows = windows ? kOutputs | kCombineInput : 0;
+            Layer layer(context, group.get(), problem, options);
             layer.round_trip();
             layer.route(next);
             layer.round_trip();
@@ -56,7 +55,7 @@ TEST(HtLsaTeam, ManyNodesMatchTheReference) {
                 const Problem problem = plain_problem(lsa_team_size * lsa_team_size, layout, 3, kHighThroughput);
                 expect_clean(spec, lsa_team_size * lsa_team_size, 3, [problem](RankContext& context) {
                     Group group(context, problem);
-                    HtLayer layer(context, group.get(), problem);
+                    Layer layer(context, group.get(), problem);
                     layer.round_trip();
                 });
             }
@@ -170,7 +169,7 @@ TEST(HtLsaTeam, TrafficIsWhatTheModelSays) {
                 const Problem problem = plain_problem(6, layout, 7, kHighThroughput);
                 expect_clean(spec, 6, std::nullopt, [=](RankContext& context) {
                     Group group(context, problem);
-                    HtLayer layer(context, group.get(), problem);
+                    Layer layer(context, group.get(), problem);
                     layer.pass(NCCL_EP_FWD_PASS);
                     const crossdockTraffic_t expected =
                         expected_traffic(problem, context.rank(), lsa_team_size, Crossing(spec.kind, lsa_team_size));

@@ -52,9 +52,9 @@ void live_on(RankContext& context, ncclEpLayout_t layout, int dead, bool with_wi
     if (group == nullptr) return;
     std::optional<ScopedArena> arena;
     if (with_windows) arena.emplace(context, kHtWindowBytes);
-    HtOptions options;
+    LayerOptions options;
     options.arena = arena ? arena->get() : nullptr;
-    options.output_windows = options.combine_windows = with_windows;
+    options.windows = kOutputs | kCombineInput;
     DegradedLayer layer(context, group.get(), problem, options);
     for (int step = 0; step < 3; ++step) {
         layer.route(mask_problem(context.num_ranks(), layout, static_cast<uint64_t>(step)));

@@ -79,9 +79,9 @@ ActiveRanks all_but(int num_ranks, std::initializer_list<int> ranks) {
 }
 
 DegradedLayer::DegradedLayer(RankContext& context, ncclEpGroup_t group, const Problem& problem,
-                             const HtOptions& options)
+                             const LayerOptions& options)
     : context_(context), group_(group), problem_(problem), layer_(context, group, problem, [&] {
-          HtOptions own = options;
+          LayerOptions own = options;
           own.peers_may_die = true;
           own.without_update = true;
           return own;
@@ -159,7 +159,7 @@ void DegradedLayer::combine(ncclEpPassDir_t direction) {
         others.push_back(view_of(problem_, context_.rank(), counted_, reached));
     layer_.expect(others[0]);
     others.erase(others.begin());
-    layer_.check_combine(direction, others);
+    layer_.check_combine(direction, {}, others);
 }
 
 }  // namespace crossdock::testing

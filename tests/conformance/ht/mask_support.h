@@ -2,9 +2,8 @@
 // High-throughput groups that go on without lost ranks: what a step must bring then.
 #pragma once
 
-#include "conformance/ht/layer.h"
 #include "conformance/support/fault_support.h"
-#include "conformance/support/random_problem.h"
+#include "conformance/support/layer.h"
 
 namespace crossdock::testing {
 
@@ -23,9 +22,9 @@ constexpr int kMaskPhases = 5;
 // says behind it.
 class DegradedLayer {
   public:
-    DegradedLayer(RankContext& context, ncclEpGroup_t group, const Problem& problem, const HtOptions& options = {});
+    DegradedLayer(RankContext& context, ncclEpGroup_t group, const Problem& problem, const LayerOptions& options = {});
 
-    HtLayer& layer() { return layer_; }
+    Layer& layer() { return layer_; }
     // Another routing from the next update on.
     void route(const Problem& problem) { problem_ = problem; }
     // Operation `phase` of a step, checked.
@@ -43,7 +42,7 @@ class DegradedLayer {
     RankContext& context_;
     ncclEpGroup_t group_;
     Problem problem_;  // as if all were there
-    HtLayer layer_;
+    Layer layer_;
     ActiveRanks counted_;  // whose rows the last update has counted
     ActiveRanks reached_;  // to whom it lets own rows go
 };

@@ -73,21 +73,21 @@ TEST(HtMask, RelocatedRoutingsGetStaleToo) {
             const Problem problem = mask_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 7);
             const OwnedGroup group = mask_group(context, problem, kLongNs);
             const auto memory = make_handle_memory(context, group.get(), problem, context.make_stream());
-            HtOptions options;
+            LayerOptions options;
             options.handle_memory = memory.get();
-            HtLayer first(context, group.get(), problem, options);
+            Layer first(context, group.get(), problem, options);
             context.synchronize(first.stream());
             options.without_update = true;
-            HtLayer second(context, group.get(), problem, options);
+            Layer second(context, group.get(), problem, options);
             second.round_trip();
             RANK_OK(context, ncclEpMaskClean(group.get(), first.stream()));
-            HtLayer third(context, group.get(), problem, options);
+            Layer third(context, group.get(), problem, options);
             RANK_REFUSED(context, ncclInvalidUsage, "ncclEpMaskClean", second.dispatch());
             RANK_REFUSED(context, ncclInvalidUsage, "ncclEpMaskClean", third.dispatch());
             first.route(problem);
             context.synchronize(first.stream());
             first.round_trip();
-            HtLayer(context, group.get(), problem, options).round_trip();
+            Layer(context, group.get(), problem, options).round_trip();
         });
     });
 }
@@ -139,7 +139,7 @@ TEST(HtMask, CleaningWorksBeforeAnyHandle) {
             const OwnedGroup group = mask_group(context, problem, kLongNs);
             RANK_OK(context, ncclEpMaskClean(group.get(), context.make_stream()));
             RANK_OK(context, ncclEpMaskClean(group.get(), context.make_stream()));
-            HtLayer(context, group.get(), problem).round_trip();
+            Layer(context, group.get(), problem).round_trip();
         });
     });
 }
@@ -158,7 +158,7 @@ TEST(HtMask, HealthyGroupsBringTheSame) {
                                                               .most_row_bytes = 1024,
                                                               .quantised_combines = true});
                 const OwnedGroup group = mask_group(context, problem, kLongNs);
-                HtLayer layer(context, group.get(), problem);
+                Layer layer(context, group.get(), problem);
                 layer.round_trip();
                 layer.route(rerouted(problem, seed));
                 layer.round_trip();
@@ -209,7 +209,7 @@ TEST(HtMask, GroupsAreRefused) {
                 ncclEpGroup_t group = nullptr;
                 RANK_OK(context, crossdockCreateGroup(&group, context.comm(), &good, given));
                 const OwnedGroup owner(group);
-                HtLayer(context, group, problem).round_trip();
+                Layer(context, group, problem).round_trip();
                 RANK_REFUSED(context, ncclInvalidUsage, "ht_masks", ncclEpMaskClean(group, nullptr));
             }
         });
@@ -233,9 +233,9 @@ TEST(HtMask, BadCallsAreRefused) {
             RANK_CHECK(context, error == 0, "an error without a cause");
             RANK_REFUSED(context, ncclInvalidArgument, "handle",
                          crossdockHandleDroppedTokens(nullptr, pointer, stream));
-            HtOptions options;
+            LayerOptions options;
             options.without_update = true;
-            HtLayer layer(context, group.get(), problem, options);
+            Layer layer(context, group.get(), problem, options);
             RANK_REFUSED(context, ncclInvalidUsage, "ncclEpUpdateHandle",
                          crossdockHandleDroppedTokens(layer.handle(), pointer, stream));
             layer.route(problem);

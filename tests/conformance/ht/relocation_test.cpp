@@ -2,9 +2,8 @@
 // All routing of a high-throughput handle lies in its memory: another handle over the same memory works with it.
 #include <gtest/gtest.h>
 
-#include "conformance/ht/layer.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
-#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 namespace {
@@ -19,11 +18,11 @@ void relocate(RankContext& context, const Problem& problem, bool first_stays) {
         // The width of the ids is part of what is kept.
         routed.index_type = step % 2 == 0 ? ncclInt32 : ncclInt64;
         auto first =
-            std::make_unique<HtLayer>(context, group.get(), routed, HtOptions{.handle_memory = memory.get()}, stream);
+            std::make_unique<Layer>(context, group.get(), routed, LayerOptions{.handle_memory = memory.get()}, stream);
         first->pass(NCCL_EP_FWD_PASS);
         context.synchronize(stream);
         if (!first_stays) first.reset();
-        HtLayer second(context, group.get(), routed, {.handle_memory = memory.get(), .without_update = true}, stream);
+        Layer second(context, group.get(), routed, {.handle_memory = memory.get(), .without_update = true}, stream);
         second.change_data(problem.seed + 100 + step);
         second.pass(NCCL_EP_BWD_PASS);
         second.pass(NCCL_EP_BWD_PASS);
@@ -38,7 +37,7 @@ void relocate(RankContext& context, const Problem& problem, bool first_stays) {
         const Problem current = second.problem();
         const std::unique_ptr<Buffer> copy = make_handle_memory(context, group.get(), problem, stream);
         copy->write(memory->read());
-        HtLayer third(context, group.get(), current, {.handle_memory = copy.get(), .without_update = true}, stream);
+        Layer third(context, group.get(), current, {.handle_memory = copy.get(), .without_update = true}, stream);
         third.pass(NCCL_EP_BWD_PASS);
     }
 }
@@ -68,8 +67,8 @@ TEST(HtRelocation, ASecondHandleFollowsUpdatesOfTheFirst) {
             const Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5, kHighThroughput);
             Group group(context, problem);
             const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, nullptr);
-            HtLayer first(context, group.get(), problem, {.handle_memory = memory.get()});
-            HtLayer second(context, group.get(), problem, {.handle_memory = memory.get(), .without_update = true});
+            Layer first(context, group.get(), problem, {.handle_memory = memory.get()});
+            Layer second(context, group.get(), problem, {.handle_memory = memory.get(), .without_update = true});
             for (uint64_t step = 0; step < 3; ++step) {
                 const Problem routed = rerouted(problem, 11 + step);
                 first.route(routed);
@@ -89,7 +88,7 @@ TEST(HtRelocation, MemoryMayBeOverwrittenBetweenSteps) {
                 const Problem problem = plain_problem(context.num_ranks(), layout, 5, kHighThroughput);
                 Group group(context, problem);
                 const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, nullptr);
-                HtLayer layer(context, group.get(), problem, {.handle_memory = memory.get()});
+                Layer layer(context, group.get(), problem, {.handle_memory = memory.get()});
                 for (uint64_t step = 0; step < 4; ++step) {
                     layer.pass(NCCL_EP_FWD_PASS);
                     layer.pass(NCCL_EP_BWD_PASS);
@@ -113,9 +112,9 @@ TEST(HtRelocation, AHandleFollowsWhatIsCopiedIntoItsMemory) {
                     Group group(context, problem);
                     const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, nullptr);
                     const std::unique_ptr<Buffer> place = make_handle_memory(context, group.get(), problem, nullptr);
-                    HtLayer first(context, group.get(), problem, {.handle_memory = memory.get()});
-                    HtLayer second(context, group.get(), problem,
-                                   {.handle_memory = place.get(), .without_update = !is_updated_once});
+                    Layer first(context, group.get(), problem, {.handle_memory = memory.get()});
+                    Layer second(context, group.get(), problem,
+                                 {.handle_memory = place.get(), .without_update = !is_updated_once});
                     for (uint64_t step = 0; step < 5; ++step) {
                         const Problem routed = rerouted(problem, 41 + step);
                         first.route(routed);
@@ -138,7 +137,7 @@ Problem with_other_layout(const Problem& problem) {
     return other;
 }
 
-void expect_refused(RankContext& context, HtLayer& layer, const char* word) {
+void expect_refused(RankContext& context, Layer& layer, const char* word) {
     layer.prepare_dispatch();
     RANK_REFUSED(context, ncclInvalidUsage, word, layer.dispatch());
     layer.prepare_combine();
@@ -157,14 +156,14 @@ TEST(HtRelocation, RoutingOfAnotherGroupOrLayoutIsRefused) {
                 Group other_group(context, context.comm(), config);
                 const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), flat, nullptr);
                 auto first =
-                    std::make_unique<HtLayer>(context, group.get(), flat, HtOptions{.handle_memory = memory.get()});
+                    std::make_unique<Layer>(context, group.get(), flat, LayerOptions{.handle_memory = memory.get()});
                 first->pass(NCCL_EP_FWD_PASS);
                 if (!first_stays) first.reset();
-                HtLayer elsewhere(context, other_group.get(), flat,
-                                  {.handle_memory = memory.get(), .without_update = true});
+                Layer elsewhere(context, other_group.get(), flat,
+                                {.handle_memory = memory.get(), .without_update = true});
                 expect_refused(context, elsewhere, "another group");
-                HtLayer otherwise(context, group.get(), by_expert,
-                                  {.handle_memory = memory.get(), .without_update = true});
+                Layer otherwise(context, group.get(), by_expert,
+                                {.handle_memory = memory.get(), .without_update = true});
                 expect_refused(context, otherwise, "layout");
                 // What they write themselves is theirs, and no longer the first one's.
                 elsewhere.route(rerouted(flat, 7));
@@ -189,7 +188,7 @@ TEST(HtRelocation, BackwardComesWithoutForward) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const Problem problem = plain_problem(context.num_ranks(), layout, 5, kHighThroughput);
                 Group group(context, problem);
-                HtLayer layer(context, group.get(), problem);
+                Layer layer(context, group.get(), problem);
                 layer.prepare_combine();
                 RANK_OK(context, layer.combine());
                 layer.check_combine();

@@ -53,21 +53,21 @@ TEST(HtSequence, OperationsFollowEachOtherAcrossStreams) {
                 plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 2, kHighThroughput);
             flat.budget = expert_major.budget;
             Group group(context, std::vector{flat, expert_major});
-            HtLayer a(context, group.get(), flat), b(context, group.get(), expert_major);
-            for (HtLayer* layer : {&a, &b}) {
+            Layer a(context, group.get(), flat), b(context, group.get(), expert_major);
+            for (Layer* layer : {&a, &b}) {
                 layer->prepare_update();
                 layer->prepare_dispatch();
                 layer->prepare_combine();
             }
             context.barrier();
             for (int step = 0; step < 30; ++step) {
-                for (HtLayer* layer : {&a, &b}) RANK_OK(context, layer->update());
-                for (HtLayer* layer : {&b, &a}) RANK_OK(context, layer->dispatch());
-                for (HtLayer* layer : {&a, &b}) RANK_OK(context, layer->combine());
-                for (HtLayer* layer : {&b, &a}) RANK_OK(context, layer->dispatch(NCCL_EP_BWD_PASS));
-                for (HtLayer* layer : {&a, &b}) RANK_OK(context, layer->combine(NCCL_EP_BWD_PASS));
+                for (Layer* layer : {&a, &b}) RANK_OK(context, layer->update());
+                for (Layer* layer : {&b, &a}) RANK_OK(context, layer->dispatch());
+                for (Layer* layer : {&a, &b}) RANK_OK(context, layer->combine());
+                for (Layer* layer : {&b, &a}) RANK_OK(context, layer->dispatch(NCCL_EP_BWD_PASS));
+                for (Layer* layer : {&a, &b}) RANK_OK(context, layer->combine(NCCL_EP_BWD_PASS));
             }
-            for (HtLayer* layer : {&a, &b}) {
+            for (Layer* layer : {&a, &b}) {
                 context.synchronize(layer->stream());
                 layer->check_update();
                 layer->check_dispatch();
@@ -88,9 +88,8 @@ TEST(HtSequence, WindowsAreReusedAtOnce) {
                 ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.zero_copy = NCCL_EP_ZERO_COPY_ON;
                 Group group(context, context.comm(), config);
-                HtLayer layer(
-                    context, group.get(), problem,
-                    {.arena = arena.get(), .output_windows = true, .combine_windows = true, .keep_outputs = true});
+                Layer layer(context, group.get(), problem,
+                            {.arena = arena.get(), .windows = kOutputs | kCombineInput, .keep_outputs = true});
                 for (uint64_t step = 0; step < 20; ++step) {
                     if (step % 4 == 3) layer.route(rerouted(problem, step));
                     layer.change_data(100 + step);
@@ -108,9 +107,9 @@ TEST(HtSequence, AGroupIsDestroyedBeforeItsHandle) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 4, kHighThroughput);
             auto group = std::make_unique<Group>(context, problem);
-            HtLayer layer(context, group->get(), problem);
+            Layer layer(context, group->get(), problem);
             for (int i = 0; i < 3; ++i) {
-                auto goes = std::make_unique<HtLayer>(context, group->get(), problem);
+                auto goes = std::make_unique<Layer>(context, group->get(), problem);
                 goes->prepare_dispatch();
                 RANK_OK(context, goes->dispatch());
                 goes.reset();

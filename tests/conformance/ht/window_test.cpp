@@ -5,30 +5,27 @@
 
 #include <algorithm>
 
-#include "conformance/ht/layer.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
-#include "conformance/support/random_problem.h"
 #include "conformance/support/scoped_arena.h"
 
 namespace crossdock::testing {
 namespace {
 
 struct Path {
-    bool output_windows;
-    bool combine_windows;
-    bool other_windows;
+    unsigned windows;
     ncclEpZeroCopyMode_t zero_copy;
     Naming naming;
 };
 
 constexpr Path kPaths[] = {
-    {false, false, false, NCCL_EP_ZERO_COPY_AUTO, Naming::kData},
-    {true, false, false, NCCL_EP_ZERO_COPY_AUTO, Naming::kWindowOnly},
-    {false, true, false, NCCL_EP_ZERO_COPY_OFF, Naming::kWindowAndData},
-    {true, true, false, NCCL_EP_ZERO_COPY_OFF, Naming::kWindowOnly},
-    {true, true, false, NCCL_EP_ZERO_COPY_ON, Naming::kWindowOnly},
-    {true, true, true, NCCL_EP_ZERO_COPY_ON, Naming::kWindowAndData},
-    {true, true, true, NCCL_EP_ZERO_COPY_AUTO, Naming::kWindowOnly},
+    {0, NCCL_EP_ZERO_COPY_AUTO, Naming::kData},
+    {kOutputs, NCCL_EP_ZERO_COPY_AUTO, Naming::kWindowOnly},
+    {kCombineInput, NCCL_EP_ZERO_COPY_OFF, Naming::kWindowAndData},
+    {kOutputs | kCombineInput, NCCL_EP_ZERO_COPY_OFF, Naming::kWindowOnly},
+    {kOutputs | kCombineInput, NCCL_EP_ZERO_COPY_ON, Naming::kWindowOnly},
+    {kOutputs | kCombineInput | kOtherTensors, NCCL_EP_ZERO_COPY_ON, Naming::kWindowAndData},
+    {kOutputs | kCombineInput | kOtherTensors, NCCL_EP_ZERO_COPY_AUTO, Naming::kWindowOnly},
 };
 
 TEST(HtWindow, EveryPathGivesTheSameBits) {
@@ -51,13 +48,11 @@ TEST(HtWindow, EveryPathGivesTheSameBits) {
                         ncclEpGroupConfig_t config = group_config_for(context, problem);
                         config.zero_copy = path.zero_copy;
                         Group group(context, context.comm(), config);
-                        HtLayer layer(context, group.get(), problem,
-                                      {.arena = arena.get(),
-                                       .naming = path.naming,
-                                       .output_windows = path.output_windows,
-                                       .combine_windows = path.combine_windows,
-                                       .other_windows = path.other_windows,
-                                       .in_place = path.output_windows == path.combine_windows});
+                        Layer layer(context, group.get(), problem,
+                                    {.arena = arena.get(),
+                                     .naming = path.naming,
+                                     .windows = path.windows,
+                                     .in_place = path.windows != kOutputs && path.windows != kCombineInput});
                         layer.round_trip();
                         const std::vector<std::byte> combined = layer.combined();
                         if (first.empty()) first = combined;
@@ -81,10 +76,11 @@ TEST(HtWindow, RanksMayDiffer) {
                     {
                         Group group(context, problem);
                         const bool has_window = context.rank() % 2 == 0;
-                        HtLayer layer(context, group.get(), problem,
-                                      {.arena = arena.get(),
-                                       .output_windows = outputs && has_window,
-                                       .combine_windows = !outputs && has_window});
+                        Layer layer(context, group.get(), problem,
+                                    {.arena = arena.get(),
+                                     .windows = !has_window ? 0
+                                                : outputs   ? kOutputs
+                                                            : kCombineInput});
                         for (uint64_t step = 0; step < 4; ++step) {
                             layer.round_trip();
                             layer.route(rerouted(problem, 120 + step));
@@ -115,7 +111,7 @@ TEST(HtWindow, LongRowsMatchTheReference) {
                 ScopedArena arena(context, kHtWindowBytes);
                 {
                     Group group(context, problem);
-                    HtLayer layer(context, group.get(), problem, {.arena = arena.get(), .combine_windows = true});
+                    Layer layer(context, group.get(), problem, {.arena = arena.get(), .windows = kCombineInput});
                     layer.round_trip();
                     context.barrier();
                 }
@@ -134,8 +130,8 @@ TEST(HtWindow, PromisedWindowsMustBeThere) {
                     ncclEpGroupConfig_t config = group_config_for(context, problem);
                     config.zero_copy = NCCL_EP_ZERO_COPY_ON;
                     Group group(context, context.comm(), config);
-                    HtLayer plain(context, group.get(), problem);
-                    HtLayer half(context, group.get(), problem, {.arena = arena.get(), .output_windows = true});
+                    Layer plain(context, group.get(), problem);
+                    Layer half(context, group.get(), problem, {.arena = arena.get(), .windows = kOutputs});
                     plain.prepare_dispatch();
                     RANK_REFUSED(context, ncclInvalidArgument, "window", plain.dispatch());
                     RANK_REFUSED(context, ncclInvalidArgument, "window", plain.dispatch(NCCL_EP_BWD_PASS));

@@ -2,8 +2,8 @@
 // Low-latency calls that are right in everything, to be spoiled in one point each.
 #pragma once
 
-#include "conformance/ll/layer.h"
 #include "conformance/support/bad_call.h"
+#include "conformance/support/layer.h"
 
 namespace crossdock::testing {
 

@@ -5,9 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "conformance/ll/layer.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
-#include "conformance/support/random_problem.h"
 #include "nccl_ep/common.hpp"
 
 // As in NVIDIA's tests: not in a public header.
@@ -126,7 +125,7 @@ TEST(Compatibility, NullConfigsMeanDefaults) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const Problem problem = small_problem(context.num_ranks(), layout, 4);
                 Group group(context, problem);
-                Layer(context, group.get(), problem, {.source_counters = false, .null_configs = true}).round_trip();
+                Layer(context, group.get(), problem, {.ask_counters = false, .null_configs = true}).round_trip();
             });
         }
     });
@@ -262,10 +261,11 @@ TEST(Compatibility, ReturnsPlacesInLowLatency) {
                 expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                     const Problem problem = small_problem(context.num_ranks(), layout, 12);
                     Group group(context, problem);
-                    Layer layer(context, group.get(), problem, {.ask_places = true, .place_type = type});
+                    Layer layer(context, group.get(), problem,
+                                {.ask_offsets = true, .ask_total = true, .counter_type = type});
                     layer.round_trip();
                     layer.prepare_dispatch();
-                    RANK_OK(context, layer.dispatch(true));
+                    RANK_OK(context, layer.send_dispatch());
                     RANK_OK(context, layer.complete());
                     layer.check_dispatch();
                 });

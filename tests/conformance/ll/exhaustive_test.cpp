@@ -8,7 +8,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "conformance/ll/layer.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
 
 namespace crossdock::testing {

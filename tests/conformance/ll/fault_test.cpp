@@ -87,7 +87,7 @@ TEST(Fault, AProcessKilledBetweenTheHalvesIsNamed) {
             Group group(context, context.comm(), short_config(context, problem));
             Layer layer(context, group.get(), problem);
             layer.prepare_dispatch();
-            RANK_OK(context, layer.dispatch(true));
+            RANK_OK(context, layer.send_dispatch());
             if (context.rank() == 1) raise(SIGKILL);
             // What the dead rank sent before its end may still be received.
             if (layer.complete() == ncclSuccess) {

@@ -2,9 +2,8 @@
 // Captured operations do at every replay what eager calls do, with the routing that their buffers hold by then.
 #include <gtest/gtest.h>
 
-#include "conformance/ll/layer.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
-#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 namespace {
@@ -97,11 +96,11 @@ TEST(Graph, SplitOperationsAreCapturedTogether) {
         Group group(context, problem);
         Layer layer(context, group.get(), problem);
         const Graph dispatch = context.capture(layer.stream(), [&] {
-            RANK_OK(context, layer.dispatch(true));
+            RANK_OK(context, layer.send_dispatch());
             RANK_OK(context, layer.complete());
         });
         const Graph combine = context.capture(layer.stream(), [&] {
-            RANK_OK(context, layer.combine(true));
+            RANK_OK(context, layer.send_combine());
             RANK_OK(context, layer.complete());
         });
         for (uint64_t step = 0; step < 10; ++step) {

@@ -191,7 +191,7 @@ TEST(LsaTeam, PendingOperationsMayBeGivenUp) {
                     if (round == 1) given_up.round_trip();
                     if (round != 1) given_up.prepare_dispatch();
                     if (round == 1) given_up.prepare_combine();
-                    RANK_OK(context, round == 1 ? given_up.combine(true) : given_up.dispatch(true));
+                    RANK_OK(context, round == 1 ? given_up.send_combine() : given_up.send_dispatch());
                     if (round == 2) kept.round_trip();
                 }
                 for (int trip = 0; trip < 3; ++trip) kept.round_trip();
@@ -225,7 +225,7 @@ TEST(LsaTeam, LateRowsMeetNoSums) {
                 for (int i = 0; i < 2; ++i) {
                     pending.push_back(std::make_unique<Layer>(context, group.get(), far));
                     pending.back()->prepare_dispatch();
-                    RANK_OK(context, pending.back()->dispatch(true));
+                    RANK_OK(context, pending.back()->send_dispatch());
                 }
                 pending.erase(pending.begin());
                 for (int i = 0; i < 2; ++i) {

@@ -105,13 +105,13 @@ void miss_and_come_back(RankContext& context, ncclEpLayout_t layout) {
         if (present) {
             layer.prepare_dispatch();
             RANK_OK(context, layer.dispatch());
-            layer.check_dispatch(all_but(context.num_ranks(), absent), true);
+            layer.check_dispatch(NCCL_EP_FWD_PASS, all_but(context.num_ranks(), absent), true);
             RANK_CHECK(context, query_mask(context, group.get()) == all_but(context.num_ranks(), absent),
                        "the wrong ranks are masked");
             RANK_CHECK(context, async_error(context, group.get()) == 1, "no asynchronous error");
             layer.prepare_combine(all_but(context.num_ranks(), absent));
             RANK_OK(context, layer.combine());
-            layer.check_combine(all_but(context.num_ranks(), absent));
+            layer.check_combine(NCCL_EP_FWD_PASS, all_but(context.num_ranks(), absent));
         }
         context.barrier();
         if (!present && joins_late) {

@@ -3,9 +3,8 @@
 // choices out; routing that was bound after the dispatch is refused.
 #include <gtest/gtest.h>
 
-#include "conformance/ll/layer.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
-#include "conformance/support/random_problem.h"
 #include "reference/combine.h"
 
 namespace crossdock::testing {
@@ -152,7 +151,7 @@ TEST(Rebind, BadCalls) {
             Layer layer(context, group.get(), problem);
             OwnIds routing(context, layer, problem);
             layer.prepare_dispatch();
-            RANK_OK(context, layer.dispatch(true));
+            RANK_OK(context, layer.send_dispatch());
             RANK_REFUSED(context, ncclInvalidUsage, "pending", routing.rebind(layer));
             RANK_OK(context, layer.complete());
             RANK_REFUSED(context, ncclInvalidArgument, "topk_idx", routing.rebind(layer, routing.num_tokens() + 1));

@@ -49,8 +49,8 @@ TEST(Sequence, TwoSplitsArePendingAndAThirdIsRefused) {
             Layer a(context, group.get(), em), b(context, group.get(), rm), c(context, group.get(), em),
                 d(context, group.get(), rm);
             for (Layer* layer : {&a, &b, &c, &d}) layer->prepare_dispatch();
-            for (Layer* layer : {&a, &b}) RANK_OK(context, layer->dispatch(true));
-            RANK_REFUSED(context, ncclInvalidUsage, "pending", c.dispatch(true));
+            for (Layer* layer : {&a, &b}) RANK_OK(context, layer->send_dispatch());
+            RANK_REFUSED(context, ncclInvalidUsage, "pending", c.send_dispatch());
             RANK_REFUSED(context, ncclInvalidUsage, "pending", a.dispatch());
             RANK_REFUSED(context, ncclInvalidUsage, "pending", a.combine());
             for (Layer* layer : {&c, &d}) {
@@ -62,7 +62,7 @@ TEST(Sequence, TwoSplitsArePendingAndAThirdIsRefused) {
                 layer->check_dispatch();
             }
             for (Layer* layer : {&a, &b, &c, &d}) layer->prepare_combine();
-            for (Layer* layer : {&d, &c}) RANK_OK(context, layer->combine(true));
+            for (Layer* layer : {&d, &c}) RANK_OK(context, layer->send_combine());
             for (Layer* layer : {&a, &b}) RANK_OK(context, layer->combine());
             for (Layer* layer : {&c, &d}) RANK_OK(context, layer->complete());
             for (Layer* layer : {&a, &b, &c, &d}) layer->check_combine();
@@ -82,7 +82,7 @@ TEST(Sequence, AGrowingGroupKeepsHandlesAndSplits) {
                 for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_RANK_MAJOR, NCCL_EP_LAYOUT_EXPERT_MAJOR}) {
                     if (!layers.empty()) {
                         layers.back()->prepare_dispatch();
-                        RANK_OK(context, layers.back()->dispatch(true));
+                        RANK_OK(context, layers.back()->send_dispatch());
                     }
                     Problem larger = small;
                     larger.num_topk = num_topk;
@@ -111,9 +111,9 @@ TEST(Sequence, AHandleIsDestroyedWithASplitPending) {
             for (int round = 0; round < 5; ++round) {
                 auto goes = std::make_unique<Layer>(context, group.get(), problem);
                 goes->prepare_dispatch();
-                RANK_OK(context, goes->dispatch(true));
+                RANK_OK(context, goes->send_dispatch());
                 stays.prepare_dispatch();
-                RANK_OK(context, stays.dispatch(true));
+                RANK_OK(context, stays.send_dispatch());
                 goes.reset();
                 RANK_OK(context, stays.complete());
                 stays.check_dispatch();
@@ -132,7 +132,7 @@ TEST(Sequence, AGroupIsDestroyedBeforeItsHandle) {
             Layer layer(context, group->get(), problem);
             layer.round_trip();
             layer.prepare_dispatch();
-            RANK_OK(context, layer.dispatch(true));
+            RANK_OK(context, layer.send_dispatch());
             group.reset();
         });
     });

@@ -5,9 +5,8 @@
 
 #include <cstring>
 
-#include "conformance/ll/layer.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
-#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 namespace {
@@ -99,7 +98,7 @@ TEST(Sources, TokensAndRangesOfEveryDispatch) {
             RANK_OK(context, sources.ask(layer));
             sources.check();
             layer.prepare_dispatch();
-            RANK_OK(context, layer.dispatch(true));
+            RANK_OK(context, layer.send_dispatch());
             RANK_REFUSED(context, ncclInvalidUsage, "no finished dispatch", sources.ask(layer));
             RANK_OK(context, layer.complete());
             RANK_OK(context, sources.ask(layer));

@@ -3,9 +3,8 @@
 // waits for nothing between them.
 #include <gtest/gtest.h>
 
-#include "conformance/ll/layer.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
-#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 namespace {

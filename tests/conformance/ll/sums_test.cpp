@@ -5,9 +5,8 @@
 
 #include <cstdlib>
 
-#include "conformance/ll/layer.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
-#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 namespace {

@@ -3,9 +3,8 @@
 // copy.
 #include <gtest/gtest.h>
 
-#include "conformance/ll/layer.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
-#include "conformance/support/random_problem.h"
 #include "conformance/support/scoped_arena.h"
 
 namespace crossdock::testing {
@@ -116,8 +115,8 @@ TEST(Window, PromisedWindowsAllowOnePendingSplit) {
                     a.route(rerouted(problem, 100 * seed + 2 * step));
                     b.route(rerouted(problem, 100 * seed + 2 * step + 1));
                     for (Layer* layer : {&a, &b}) layer->prepare_dispatch();
-                    RANK_OK(context, a.dispatch(true));
-                    RANK_REFUSED(context, ncclInvalidUsage, "pending", b.dispatch(true));
+                    RANK_OK(context, a.send_dispatch());
+                    RANK_REFUSED(context, ncclInvalidUsage, "pending", b.send_dispatch());
                     RANK_OK(context, b.dispatch());
                     b.check_dispatch();
                     b.prepare_combine();
@@ -126,7 +125,7 @@ TEST(Window, PromisedWindowsAllowOnePendingSplit) {
                     RANK_OK(context, a.complete());
                     a.check_dispatch();
                     a.prepare_combine();
-                    RANK_OK(context, a.combine(true));
+                    RANK_OK(context, a.send_combine());
                     RANK_OK(context, b.combine());
                     b.check_combine();
                     RANK_OK(context, a.complete());

@@ -4,7 +4,7 @@
 
 #include <span>
 
-#include "conformance/support/layer_base.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
 
 namespace crossdock::testing {

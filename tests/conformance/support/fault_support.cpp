@@ -58,12 +58,12 @@ void degraded_step(RankContext& context, ncclEpGroup_t group, Layer& layer) {
     RANK_OK(context, layer.dispatch());
     context.synchronize(layer.stream());
     const ActiveRanks at_dispatch = query_mask(context, group);
-    layer.check_dispatch(at_dispatch, at_dispatch != before);
+    layer.check_dispatch(NCCL_EP_FWD_PASS, at_dispatch, at_dispatch != before);
     layer.prepare_combine(at_dispatch);
     RANK_OK(context, layer.combine());
     context.synchronize(layer.stream());
     const ActiveRanks at_combine = query_mask(context, group);
-    layer.check_combine(at_combine);
+    layer.check_combine(NCCL_EP_FWD_PASS, at_combine);
     RANK_CHECK(context, at_combine[context.rank()] == 1, "this rank has masked itself");
 }
 

@@ -2,9 +2,8 @@
 // What the tests of failing ranks share.
 #pragma once
 
-#include "conformance/ht/layer.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
-#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 

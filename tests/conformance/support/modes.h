@@ -4,16 +4,13 @@
 
 #include <gtest/gtest.h>
 
-#include "conformance/ht/layer.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
-#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 
 // Each with the operations of its step as phases, which a test may run one by one.
 struct LowLatency {
-    using Layer = testing::Layer;
-    using Options = LayerOptions;
     static constexpr bool kIsHt = false;
     static constexpr ncclEpAlgorithm_t kAlgorithm = NCCL_EP_ALGO_LOW_LATENCY;
     static constexpr const auto& kLayouts = kLlLayouts;
@@ -25,8 +22,6 @@ struct LowLatency {
 };
 
 struct HighThroughput {
-    using Layer = HtLayer;
-    using Options = HtOptions;
     static constexpr bool kIsHt = true;
     static constexpr ncclEpAlgorithm_t kAlgorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
     static constexpr const auto& kLayouts = kHtLayouts;

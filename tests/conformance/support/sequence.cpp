@@ -56,12 +56,12 @@ class LlActor : public Actor {
             dispatched_ = false;
         } else if (choice < 65 || !dispatched_) {
             layer_->prepare_dispatch();
-            RANK_OK(context_, layer_->dispatch(split));
+            RANK_OK(context_, split ? layer_->send_dispatch() : layer_->dispatch());
             issued(Unchecked::kDispatch, split);
             dispatched_ = true;
         } else {
             layer_->prepare_combine();
-            RANK_OK(context_, layer_->combine(split));
+            RANK_OK(context_, split ? layer_->send_combine() : layer_->combine());
             issued(Unchecked::kCombine, split);
         }
     }
@@ -104,7 +104,7 @@ class LlActor : public Actor {
 
 class HtActor : public Actor {
   public:
-    HtActor(RankContext& context, ncclEpGroup_t group, const Problem& problem, const HtOptions& options)
+    HtActor(RankContext& context, ncclEpGroup_t group, const Problem& problem, const LayerOptions& options)
         : context_(context), group_(group), problem_(problem), options_(options) {
         remake();
     }
@@ -152,18 +152,16 @@ class HtActor : public Actor {
     void remake() {
         // A window has room for one set of buffers of each actor.
         if (options_.arena != nullptr && made_) options_.arena = nullptr;
-        if (options_.arena == nullptr)
-            options_.output_windows = options_.combine_windows = options_.other_windows = false;
         made_ = true;
-        layer_ = std::make_unique<HtLayer>(context_, group_, problem_, options_);
+        layer_ = std::make_unique<Layer>(context_, group_, problem_, options_);
     }
 
     RankContext& context_;
     ncclEpGroup_t group_;
     Problem problem_;
-    HtOptions options_;
+    LayerOptions options_;
     bool made_ = false;
-    std::unique_ptr<HtLayer> layer_;
+    std::unique_ptr<Layer> layer_;
     Unchecked unchecked_ = Unchecked::kNothing;
     ncclEpPassDir_t direction_ = NCCL_EP_FWD_PASS;
 };
@@ -245,7 +243,8 @@ class Sequence {
         }
         const ncclEpGroup_t group = make_group(group_config_for(context_, problems), sms_of_a_group(NCCL_EP_AUTO));
         for (const Problem& problem : problems) {
-            const HtOptions options = random_ht_options(random_.bits(), arena_ ? arena_->get() : nullptr);
+            const LayerOptions options =
+                random_options(random_.bits(), kHighThroughput, arena_ ? arena_->get() : nullptr);
             actors_.push_back(std::make_unique<HtActor>(context_, group, problem, options));
         }
     }

@@ -3,9 +3,8 @@
 // comes from a seed, so every rank does the same in the same order, as the contract asks.
 #pragma once
 
-#include "conformance/ht/layer.h"
+#include "conformance/support/layer.h"
 #include "conformance/support/options.h"
-#include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
 

@@ -79,7 +79,7 @@ void Buffer::check_guards(const std::string& name) const {
     RANK_CHECK(context_, after, "memory after {} was written", name);
 }
 
-Tensor::Tensor(ncclDataType_t type, std::initializer_list<size_t> sizes, void* data)
+Tensor::Tensor(ncclDataType_t type, const std::vector<size_t>& sizes, void* data)
     : sizes_(std::make_unique<size_t[]>(sizes.size())), tensor_(std::make_unique<ncclEpTensor_t>(NCCL_EP_TENSOR_INIT)) {
     std::copy(sizes.begin(), sizes.end(), sizes_.get());
     tensor_->ndim = static_cast<unsigned>(sizes.size());
@@ -88,7 +88,7 @@ Tensor::Tensor(ncclDataType_t type, std::initializer_list<size_t> sizes, void* d
     tensor_->sizes = sizes_.get();
 }
 
-Tensor::Tensor(ncclDataType_t type, std::initializer_list<size_t> sizes, const Buffer& buffer, Naming naming)
+Tensor::Tensor(ncclDataType_t type, const std::vector<size_t>& sizes, const Buffer& buffer, Naming naming)
     : Tensor(type, sizes, naming == Naming::kWindowOnly ? nullptr : buffer.data()) {
     if (naming == Naming::kData) return;
     tensor_->win_hdl = buffer.arena()->window.handle;

@@ -2,8 +2,8 @@
 // Buffers whose every byte is accounted for, and tensor descriptors that are gone the moment a call returns.
 #pragma once
 
-#include <initializer_list>
 #include <memory>
+#include <vector>
 
 #include "backends/rank_context.h"
 
@@ -61,9 +61,8 @@ enum class Naming { kData, kWindowOnly, kWindowAndData };
 // library that kept a pointer shows it.
 class Tensor {
   public:
-    Tensor(ncclDataType_t type, std::initializer_list<size_t> sizes, void* data);
-    Tensor(ncclDataType_t type, std::initializer_list<size_t> sizes, const Buffer& buffer,
-           Naming naming = Naming::kData);
+    Tensor(ncclDataType_t type, const std::vector<size_t>& sizes, void* data);
+    Tensor(ncclDataType_t type, const std::vector<size_t>& sizes, const Buffer& buffer, Naming naming = Naming::kData);
     ~Tensor();
     Tensor(const Tensor&) = delete;
     Tensor& operator=(const Tensor&) = delete;
