@@ -1,20 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every ncclEpCreateGroup, ncclEpDispatch, ncclEpCombine and ncclEpComplete that is wrong in either mode gets its code
-// and a message that names what is wrong; nothing is written and the group goes on. What is wrong in one mode only: ll
-// and ht.
-#include "conformance/ht/bad_call.h"
-#include "conformance/ll/bad_call.h"
+// and a message that names what is wrong; nothing is written and the group goes on. What is wrong in one mode only:
+// bad_dispatch_test.cpp, bad_combine_test.cpp.
+#include "conformance/support/bad_call.h"
 #include "conformance/support/modes.h"
 
 namespace crossdock::testing {
 namespace {
-
-template <typename Mode>
-using VictimIn = std::conditional_t<Mode::kIsHt, HtVictim, Victim>;
-template <typename Mode>
-using DispatchIn = std::conditional_t<Mode::kIsHt, HtDispatchCall, DispatchCall>;
-template <typename Mode>
-using CombineIn = std::conditional_t<Mode::kIsHt, HtCombineCall, CombineCall>;
 
 using GroupRow = Spoiled<GroupCall>;
 const GroupRow kGroups[] = {
@@ -39,10 +31,10 @@ const GroupRow kGroups[] = {
 };
 
 TEST_BOTH_MODES(BadGroup, CreationIsRefused) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            check_group_refusals(context, Mode::kAlgorithm, kGroups);
-            ncclEpGroupConfig_t config = good_group_config(context, Mode::kAlgorithm);
+    on_each_backend(kEveryBackend, [=](const BackendSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+            check_group_refusals(context, mode, kGroups);
+            ncclEpGroupConfig_t config = good_group_config(context, mode);
             RANK_REFUSED(context, ncclInvalidArgument, "group", ncclEpCreateGroup(nullptr, context.comm(), &config));
             // A CPU has no SMs to count.
             if (context.is_gpu()) {
@@ -52,115 +44,122 @@ TEST_BOTH_MODES(BadGroup, CreationIsRefused) {
                              ncclEpCreateGroup(&group, context.comm(), &config));
             }
             // The communicator is as good as before.
-            VictimIn<Mode>(context, Mode::kLayouts[0]).check_working();
+            Victim(context, mode, layouts_of(mode)[0]).check_working();
         });
     });
 }
 
-template <typename Call>
-const Spoiled<Call> kDispatches[] = {
-    {"handle NULL", [](Call& c) { c.handle = nullptr; }, "handle"},
-    {"inputs NULL", [](Call& c) { c.inputs_pointer = nullptr; }, "inputs"},
-    {"outputs NULL", [](Call& c) { c.outputs_pointer = nullptr; }, "outputs"},
-    {"inputs too small", [](Call& c) { c.inputs.size = 31; }, "size"},
-    {"inputs' magic", [](Call& c) { c.inputs.magic = 1; }, "magic"},
-    {"outputs too small", [](Call& c) { c.outputs.size = 39; }, "size"},
-    {"outputs' magic", [](Call& c) { c.outputs.magic = NCCL_EP_TENSOR_MAGIC; }, "magic"},
-    {"layout_info too small", [](Call& c) { c.info.size = 39; }, "size"},
-    {"layout_info's magic", [](Call& c) { c.info.magic = 0; }, "magic"},
-    {"config too small", [](Call& c) { c.config.size = 19; }, "size"},
-    {"config's magic", [](Call& c) { c.config.magic = 0; }, "magic"},
-    {"no tokens", [](Call& c) { c.inputs.tokens = nullptr; }, "tokens"},
-    {"no output tokens", [](Call& c) { c.outputs.tokens = nullptr; }, "tokens"},
-    {"a tensor too small", [](Call& c) { c.tokens.tensor.size = 47; }, "size"},
-    {"a tensor's magic", [](Call& c) { c.tokens.tensor.magic = NCCL_EP_MAGIC; }, "magic"},
-    {"a tensor that says it was allocated", [](Call& c) { c.tokens.tensor.magic = 0xBEEFBEEFu; }, "tokens"},
-    {"a tensor without extents", [](Call& c) { c.tokens.tensor.sizes = nullptr; }, "sizes"},
-    {"a tensor without memory", [](Call& c) { c.tokens.tensor.data = nullptr; }, "tokens"},
-    {"an output without memory", [](Call& c) { c.received.tensor.data = nullptr; }, "tokens"},
-    {"tokens 1-D", [](Call& c) { c.tokens.tensor.ndim = 1; }, "tokens"},
-    {"tokens 3-D", [](Call& c) { c.tokens.tensor.ndim = 3, c.tokens.sizes[2] = 1; }, "tokens"},
-    {"one row too many", [](Call& c) { c.tokens.sizes[0] += 1; }, "tokens"},
-    {"one row too few", [](Call& c) { c.tokens.sizes[0] -= 1; }, "tokens"},
-    {"rows of 126 bytes", [](Call& c) { c.tokens.width() = c.received.width() = 63; }, "16"},
-    {"rows of no bytes", [](Call& c) { c.tokens.width() = c.received.width() = 0; }, "tokens"},
-    {"rows larger than max_token_bytes", [](Call& c) { c.tokens.width() = c.received.width() = 648; },
+const Spoiled<DispatchCall> kDispatches[] = {
+    {"handle NULL", [](DispatchCall& c) { c.handle = nullptr; }, "handle"},
+    {"inputs NULL", [](DispatchCall& c) { c.inputs_pointer = nullptr; }, "inputs"},
+    {"outputs NULL", [](DispatchCall& c) { c.outputs_pointer = nullptr; }, "outputs"},
+    {"inputs too small", [](DispatchCall& c) { c.inputs.size = 31; }, "size"},
+    {"inputs' magic", [](DispatchCall& c) { c.inputs.magic = 1; }, "magic"},
+    {"outputs too small", [](DispatchCall& c) { c.outputs.size = 39; }, "size"},
+    {"outputs' magic", [](DispatchCall& c) { c.outputs.magic = NCCL_EP_TENSOR_MAGIC; }, "magic"},
+    {"layout_info too small", [](DispatchCall& c) { c.info.size = 39; }, "size"},
+    {"layout_info's magic", [](DispatchCall& c) { c.info.magic = 0; }, "magic"},
+    {"config too small", [](DispatchCall& c) { c.config.size = 19; }, "size"},
+    {"config's magic", [](DispatchCall& c) { c.config.magic = 0; }, "magic"},
+    {"no tokens", [](DispatchCall& c) { c.inputs.tokens = nullptr; }, "tokens"},
+    {"no output tokens", [](DispatchCall& c) { c.outputs.tokens = nullptr; }, "tokens"},
+    {"a tensor too small", [](DispatchCall& c) { c.tokens.tensor.size = 47; }, "size"},
+    {"a tensor's magic", [](DispatchCall& c) { c.tokens.tensor.magic = NCCL_EP_MAGIC; }, "magic"},
+    {"a tensor that says it was allocated", [](DispatchCall& c) { c.tokens.tensor.magic = 0xBEEFBEEFu; }, "tokens"},
+    {"a tensor without extents", [](DispatchCall& c) { c.tokens.tensor.sizes = nullptr; }, "sizes"},
+    {"a tensor without memory", [](DispatchCall& c) { c.tokens.tensor.data = nullptr; }, "tokens"},
+    {"an output without memory", [](DispatchCall& c) { c.received.tensor.data = nullptr; }, "tokens"},
+    {"tokens 1-D", [](DispatchCall& c) { c.tokens.tensor.ndim = 1; }, "tokens"},
+    {"tokens 3-D", [](DispatchCall& c) { c.tokens.tensor.ndim = 3, c.tokens.sizes[2] = 1; }, "tokens"},
+    {"one row too many", [](DispatchCall& c) { c.tokens.sizes[0] += 1; }, "tokens"},
+    {"one row too few", [](DispatchCall& c) { c.tokens.sizes[0] -= 1; }, "tokens"},
+    {"rows of 126 bytes", [](DispatchCall& c) { c.tokens.width() = c.received.width() = 63; }, "16"},
+    {"rows of no bytes", [](DispatchCall& c) { c.tokens.width() = c.received.width() = 0; }, "tokens"},
+    {"rows larger than max_token_bytes", [](DispatchCall& c) { c.tokens.width() = c.received.width() = 648; },
      "max_token_bytes"},
-    {"rows far too large", [](Call& c) { c.tokens.width() = c.received.width() = ~size_t{0} / 2; }, "tokens"},
+    {"rows far too large", [](DispatchCall& c) { c.tokens.width() = c.received.width() = ~size_t{0} / 2; }, "tokens"},
     {"rows of more than 32 bits of bytes",
-     [](Call& c) { c.tokens.width() = c.received.width() = (size_t{1} << 31) + 64; }, "max_token_bytes"},
-    {"tokens misaligned", [](Call& c) { c.tokens.tensor.data = c.victim.input() + 8; }, "16"},
-    {"output misaligned", [](Call& c) { c.received.tensor.data = c.victim.output() + 2; }, "16"},
-    {"integer tokens", [](Call& c) { c.tokens.tensor.datatype = c.received.tensor.datatype = ncclInt32; }, "tokens"},
+     [](DispatchCall& c) { c.tokens.width() = c.received.width() = (size_t{1} << 31) + 64; }, "max_token_bytes"},
+    {"tokens misaligned", [](DispatchCall& c) { c.tokens.tensor.data = c.victim.input() + 8; }, "16"},
+    {"output misaligned", [](DispatchCall& c) { c.received.tensor.data = c.victim.output() + 2; }, "16"},
+    {"integer tokens", [](DispatchCall& c) { c.tokens.tensor.datatype = c.received.tensor.datatype = ncclInt32; },
+     "tokens"},
     {"8-bit tokens into 8 other bits",
-     [](Call& c) {
+     [](DispatchCall& c) {
          c.tokens.tensor.datatype = ncclUint8;
          c.received.tensor.datatype = ncclFloat8e4m3;
      },
      "tokens"},
-    {"another output type", [](Call& c) { c.received.tensor.datatype = ncclFloat16; }, "tokens"},
-    {"output without a dimension", [](Call& c) { c.received.tensor.ndim -= 1; }, "tokens"},
-    {"output of another width", [](Call& c) { c.received.width() = 128; }, "tokens"},
-    {"output over its input", [](Call& c) { c.tokens.tensor.data = c.victim.output(); },
+    {"another output type", [](DispatchCall& c) { c.received.tensor.datatype = ncclFloat16; }, "tokens"},
+    {"output without a dimension", [](DispatchCall& c) { c.received.tensor.ndim -= 1; }, "tokens"},
+    {"output of another width", [](DispatchCall& c) { c.received.width() = 128; }, "tokens"},
+    {"output over its input", [](DispatchCall& c) { c.tokens.tensor.data = c.victim.output(); },
      "outputs->tokens overlaps inputs->tokens"},
-    {"output over its input's end", [](Call& c) { c.received.tensor.data = c.victim.input() + 2 * 128 + 112; },
+    {"output over its input's end", [](DispatchCall& c) { c.received.tensor.data = c.victim.input() + 2 * 128 + 112; },
      "outputs->tokens overlaps inputs->tokens"},
-    {"scales without a recipe", [](Call& c) { c.inputs.scales = &c.weights.tensor; }, "scales"},
+    {"scales without a recipe", [](DispatchCall& c) { c.inputs.scales = &c.weights.tensor; }, "scales"},
     {"output scales without a recipe",
-     [](Call& c) { c.forward_scales(), c.config.quant_recipe = NCCL_EP_DISP_QUANT_NONE, c.inputs.scales = nullptr; },
+     [](DispatchCall& c) {
+         c.forward_scales(), c.config.quant_recipe = NCCL_EP_DISP_QUANT_NONE, c.inputs.scales = nullptr;
+     },
      "scales"},
-    {"unknown recipe", [](Call& c) { c.config.quant_recipe = static_cast<ncclEpDispQuant_t>(9); }, "quant_recipe"},
-    {"unknown direction", [](Call& c) { c.config.pass_direction = static_cast<ncclEpPassDir_t>(9); }, "pass_direction"},
+    {"unknown recipe", [](DispatchCall& c) { c.config.quant_recipe = static_cast<ncclEpDispQuant_t>(9); },
+     "quant_recipe"},
+    {"unknown direction", [](DispatchCall& c) { c.config.pass_direction = static_cast<ncclEpPassDir_t>(9); },
+     "pass_direction"},
 };
 
 TEST_BOTH_MODES(BadDispatch, AnyLayout) {
-    for (const ncclEpLayout_t layout : Mode::kLayouts) check_on_each_backend(layout, kDispatches<DispatchIn<Mode>>);
+    for (const ncclEpLayout_t layout : layouts_of(mode)) check_on_each_backend(mode, layout, kDispatches);
 }
 
-template <typename Call>
-const Spoiled<Call> kWeights[] = {
-    {"no weights", [](Call& c) { c.inputs.topk_weights = nullptr; }, "topk_weights"},
-    {"weights of another type", [](Call& c) { c.weights.tensor.datatype = ncclBfloat16; }, "topk_weights"},
-    {"weights of another width", [](Call& c) { c.weights.width() = 3; }, "topk_weights"},
-    {"weights with other rows", [](Call& c) { c.weights.sizes[0] = 2; }, "topk_weights"},
-    {"weights 1-D", [](Call& c) { c.weights.tensor.ndim = 1; }, "topk_weights"},
-    {"weights misaligned", [](Call& c) { c.weights.tensor.data = c.victim.input() + 2; }, "a multiple of 4"},
-    {"no output weights", [](Call& c) { c.outputs.topk_weights = nullptr; }, "topk_weights"},
-    {"output weights of another type", [](Call& c) { c.received_weights.tensor.datatype = ncclInt32; }, "topk_weights"},
-    {"output weights with too few rows", [](Call& c) { c.received_weights.sizes[0] -= 1; }, "topk_weights"},
-    {"output weights over weights", [](Call& c) { c.received_weights.tensor.data = c.victim.input() + 4; },
+const Spoiled<DispatchCall> kWeights[] = {
+    {"no weights", [](DispatchCall& c) { c.inputs.topk_weights = nullptr; }, "topk_weights"},
+    {"weights of another type", [](DispatchCall& c) { c.weights.tensor.datatype = ncclBfloat16; }, "topk_weights"},
+    {"weights of another width", [](DispatchCall& c) { c.weights.width() = 3; }, "topk_weights"},
+    {"weights with other rows", [](DispatchCall& c) { c.weights.sizes[0] = 2; }, "topk_weights"},
+    {"weights 1-D", [](DispatchCall& c) { c.weights.tensor.ndim = 1; }, "topk_weights"},
+    {"weights misaligned", [](DispatchCall& c) { c.weights.tensor.data = c.victim.input() + 2; }, "a multiple of 4"},
+    {"no output weights", [](DispatchCall& c) { c.outputs.topk_weights = nullptr; }, "topk_weights"},
+    {"output weights of another type", [](DispatchCall& c) { c.received_weights.tensor.datatype = ncclInt32; },
+     "topk_weights"},
+    {"output weights with too few rows", [](DispatchCall& c) { c.received_weights.sizes[0] -= 1; }, "topk_weights"},
+    {"output weights over weights", [](DispatchCall& c) { c.received_weights.tensor.data = c.victim.input() + 4; },
      "outputs->topk_weights overlaps inputs->"},
 };
 
 // Low latency: rank-major only.
 TEST_BOTH_MODES(BadDispatch, Weights) {
-    for (const ncclEpLayout_t layout : Mode::kLayouts) {
-        if (Mode::kIsHt || layout == NCCL_EP_LAYOUT_RANK_MAJOR)
-            check_on_each_backend(layout, kWeights<DispatchIn<Mode>>);
+    for (const ncclEpLayout_t layout : layouts_of(mode)) {
+        if (is_ht(mode) || layout == NCCL_EP_LAYOUT_RANK_MAJOR) check_on_each_backend(mode, layout, kWeights);
     }
 }
 
-template <typename Call>
-const Spoiled<Call> kForwarding[] = {
-    {"no scales", [](Call& c) { c.forward_scales(), c.inputs.scales = nullptr; }, "scales"},
-    {"no output scales", [](Call& c) { c.forward_scales(), c.outputs.scales = nullptr; }, "scales"},
-    {"scales of another width", [](Call& c) { c.forward_scales(), c.received_scales.width() = 64; }, "scales"},
-    {"scales with other rows", [](Call& c) { c.forward_scales(), c.scales.sizes[0] = 2; }, "scales"},
-    {"output scales with other rows", [](Call& c) { c.forward_scales(), c.received_scales.sizes[0] += 1; }, "scales"},
+const Spoiled<DispatchCall> kForwarding[] = {
+    {"no scales", [](DispatchCall& c) { c.forward_scales(), c.inputs.scales = nullptr; }, "scales"},
+    {"no output scales", [](DispatchCall& c) { c.forward_scales(), c.outputs.scales = nullptr; }, "scales"},
+    {"scales of another width", [](DispatchCall& c) { c.forward_scales(), c.received_scales.width() = 64; }, "scales"},
+    {"scales with other rows", [](DispatchCall& c) { c.forward_scales(), c.scales.sizes[0] = 2; }, "scales"},
+    {"output scales with other rows", [](DispatchCall& c) { c.forward_scales(), c.received_scales.sizes[0] += 1; },
+     "scales"},
     {"integer scales",
-     [](Call& c) { c.forward_scales(), c.scales.tensor.datatype = c.received_scales.tensor.datatype = ncclInt32; },
+     [](DispatchCall& c) {
+         c.forward_scales(), c.scales.tensor.datatype = c.received_scales.tensor.datatype = ncclInt32;
+     },
      "scales"},
     {"another type of output scales",
-     [](Call& c) { c.forward_scales(), c.received_scales.tensor.datatype = ncclFloat8e4m3; }, "scales"},
-    {"scales of 24 bytes", [](Call& c) { c.forward_scales(), c.scales.width() = c.received_scales.width() = 24; },
-     "16"},
-    {"no scales in a row", [](Call& c) { c.forward_scales(), c.scales.width() = c.received_scales.width() = 0; },
-     "scales"},
+     [](DispatchCall& c) { c.forward_scales(), c.received_scales.tensor.datatype = ncclFloat8e4m3; }, "scales"},
+    {"scales of 24 bytes",
+     [](DispatchCall& c) { c.forward_scales(), c.scales.width() = c.received_scales.width() = 24; }, "16"},
+    {"no scales in a row",
+     [](DispatchCall& c) { c.forward_scales(), c.scales.width() = c.received_scales.width() = 0; }, "scales"},
     {"scale rows of more than 32 bits of bytes",
-     [](Call& c) { c.forward_scales(), c.scales.width() = c.received_scales.width() = (size_t{1} << 32) + 128; },
+     [](DispatchCall& c) {
+         c.forward_scales(), c.scales.width() = c.received_scales.width() = (size_t{1} << 32) + 128;
+     },
      "max_token_bytes"},
     {"misaligned scales",
-     [](Call& c) {
+     [](DispatchCall& c) {
          c.forward_scales();
          c.scales.tensor.datatype = c.received_scales.tensor.datatype = ncclFloat32;
          c.scales.width() = c.received_scales.width() = 32;
@@ -168,40 +167,41 @@ const Spoiled<Call> kForwarding[] = {
      },
      "a multiple of 4"},
     {"output scales over scales",
-     [](Call& c) {
+     [](DispatchCall& c) {
          c.forward_scales(), c.scales.tensor.data = c.victim.output() + 128;
          c.received.tensor.data = c.victim.output() + c.victim.kBufferBytes / 2;
      },
      "outputs->scales overlaps inputs->scales"},
     {"output over scales",
-     [](Call& c) {
+     [](DispatchCall& c) {
          c.forward_scales(), c.scales.tensor.data = c.victim.output();
          c.received_scales.tensor.data = c.victim.output() + c.victim.kBufferBytes / 2;
      },
      "outputs->tokens overlaps inputs->scales"},
     {"row and scales together too large",
-     [](Call& c) { c.forward_scales(), c.tokens.width() = c.received.width() = 592; }, "max_token_bytes"},
-    {"rounded scales", [](Call& c) { c.forward_scales(), c.config.round_scales = 1; }, "round_scales"},
+     [](DispatchCall& c) { c.forward_scales(), c.tokens.width() = c.received.width() = 592; }, "max_token_bytes"},
+    {"rounded scales", [](DispatchCall& c) { c.forward_scales(), c.config.round_scales = 1; }, "round_scales"},
     {"tokens of uint32",
-     [](Call& c) { c.forward_scales(), c.tokens.tensor.datatype = c.received.tensor.datatype = ncclUint32; }, "tokens"},
+     [](DispatchCall& c) { c.forward_scales(), c.tokens.tensor.datatype = c.received.tensor.datatype = ncclUint32; },
+     "tokens"},
 };
 
 TEST_BOTH_MODES(BadDispatch, Forwarding) {
-    for (const ncclEpLayout_t layout : Mode::kLayouts) check_on_each_backend(layout, kForwarding<DispatchIn<Mode>>);
+    for (const ncclEpLayout_t layout : layouts_of(mode)) check_on_each_backend(mode, layout, kForwarding);
 }
 
 // A window that exists, named wrongly.
 TEST_BOTH_MODES(BadDispatch, Windows) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        for (const ncclEpLayout_t layout : Mode::kLayouts) {
+    on_each_backend(kEveryBackend, [=](const BackendSpec& spec) {
+        for (const ncclEpLayout_t layout : layouts_of(mode)) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const Window window = context.make_window(1u << 16);
                 {
-                    VictimIn<Mode> victim(context, layout);
+                    Victim victim(context, mode, layout);
                     for (OpenTensor DispatchArguments::*tensor :
                          {&DispatchArguments::tokens, &DispatchArguments::received}) {
                         const auto refused = [&](const char* word, void* data, uint64_t offset, ncclWindow_t handle) {
-                            DispatchIn<Mode> call(victim);
+                            DispatchCall call(victim);
                             (call.*tensor).tensor.win_hdl = handle;
                             (call.*tensor).tensor.data = data;
                             (call.*tensor).tensor.win_offset = offset;
@@ -227,18 +227,18 @@ TEST_BOTH_MODES(BadDispatch, Windows) {
 
 // A handle that was never updated has no routing.
 TEST_BOTH_MODES(BadDispatch, NeedsARouting) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        for (const ncclEpLayout_t layout : Mode::kLayouts) {
+    on_each_backend(kEveryBackend, [=](const BackendSpec& spec) {
+        for (const ncclEpLayout_t layout : layouts_of(mode)) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
-                VictimIn<Mode> victim(context, layout);
+                Victim victim(context, mode, layout);
                 ncclEpHandle_t fresh = nullptr;
                 RANK_OK(context, ncclEpInitHandle(&fresh, victim.group(), layout, nullptr, 2, nullptr));
-                DispatchIn<Mode> dispatch(victim);
-                CombineIn<Mode> combine(victim);
+                DispatchCall dispatch(victim);
+                CombineCall combine(victim);
                 dispatch.handle = combine.handle = fresh;
                 RANK_REFUSED(context, ncclInvalidUsage, "ncclEpUpdateHandle", dispatch());
-                RANK_REFUSED(context, ncclInvalidUsage, Mode::kIsHt ? "ncclEpUpdateHandle" : "", combine());
-                if constexpr (Mode::kIsHt) {
+                RANK_REFUSED(context, ncclInvalidUsage, is_ht(mode) ? "ncclEpUpdateHandle" : "", combine());
+                if (is_ht(mode)) {
                     dispatch.go_backward();
                     RANK_REFUSED(context, ncclInvalidUsage, "ncclEpUpdateHandle", dispatch());
                 }
@@ -251,53 +251,55 @@ TEST_BOTH_MODES(BadDispatch, NeedsARouting) {
     });
 }
 
-template <typename Call>
-const Spoiled<Call> kCombines[] = {
-    {"handle NULL", [](Call& c) { c.handle = nullptr; }, "handle"},
-    {"inputs NULL", [](Call& c) { c.inputs_pointer = nullptr; }, "inputs"},
-    {"outputs NULL", [](Call& c) { c.outputs_pointer = nullptr; }, "outputs"},
-    {"inputs too small", [](Call& c) { c.inputs.size = 23; }, "size"},
-    {"inputs' magic", [](Call& c) { c.inputs.magic = 1; }, "magic"},
-    {"outputs too small", [](Call& c) { c.outputs.size = 23; }, "size"},
-    {"outputs' magic", [](Call& c) { c.outputs.magic = 1; }, "magic"},
-    {"config too small", [](Call& c) { c.config.size = 15; }, "size"},
-    {"config's magic", [](Call& c) { c.config.magic = 1; }, "magic"},
-    {"no rows", [](Call& c) { c.inputs.tokens = nullptr; }, "tokens"},
-    {"no output", [](Call& c) { c.outputs.tokens = nullptr; }, "tokens"},
-    {"a tensor too small", [](Call& c) { c.combined.tensor.size = 40; }, "size"},
-    {"a tensor's magic", [](Call& c) { c.rows.tensor.magic = 0; }, "magic"},
-    {"a tensor without extents", [](Call& c) { c.rows.tensor.sizes = nullptr; }, "sizes"},
-    {"rows without memory", [](Call& c) { c.rows.tensor.data = nullptr; }, "tokens"},
-    {"output without memory", [](Call& c) { c.combined.tensor.data = nullptr; }, "tokens"},
-    {"rows without a dimension", [](Call& c) { c.rows.tensor.ndim -= 1; }, "tokens"},
-    {"output 3-D", [](Call& c) { c.combined.tensor.ndim = 3, c.combined.sizes[2] = 1; }, "tokens"},
-    {"output with one row too many", [](Call& c) { c.combined.sizes[0] += 1; }, "tokens"},
-    {"output with one row too few", [](Call& c) { c.combined.sizes[0] -= 1; }, "tokens"},
-    {"output of another width", [](Call& c) { c.combined.width() = 128; }, "tokens"},
-    {"output of another type", [](Call& c) { c.combined.tensor.datatype = ncclFloat32; }, "tokens"},
-    {"8-bit rows", [](Call& c) { c.rows.tensor.datatype = c.combined.tensor.datatype = ncclFloat8e4m3; }, "tokens"},
-    {"rows of 8 bytes", [](Call& c) { c.rows.width() = c.combined.width() = 4; }, "16"},
-    {"rows of no bytes", [](Call& c) { c.rows.width() = c.combined.width() = 0; }, "tokens"},
-    {"rows larger than max_token_bytes", [](Call& c) { c.rows.width() = c.combined.width() = 648; }, "max_token_bytes"},
+const Spoiled<CombineCall> kCombines[] = {
+    {"handle NULL", [](CombineCall& c) { c.handle = nullptr; }, "handle"},
+    {"inputs NULL", [](CombineCall& c) { c.inputs_pointer = nullptr; }, "inputs"},
+    {"outputs NULL", [](CombineCall& c) { c.outputs_pointer = nullptr; }, "outputs"},
+    {"inputs too small", [](CombineCall& c) { c.inputs.size = 23; }, "size"},
+    {"inputs' magic", [](CombineCall& c) { c.inputs.magic = 1; }, "magic"},
+    {"outputs too small", [](CombineCall& c) { c.outputs.size = 23; }, "size"},
+    {"outputs' magic", [](CombineCall& c) { c.outputs.magic = 1; }, "magic"},
+    {"config too small", [](CombineCall& c) { c.config.size = 15; }, "size"},
+    {"config's magic", [](CombineCall& c) { c.config.magic = 1; }, "magic"},
+    {"no rows", [](CombineCall& c) { c.inputs.tokens = nullptr; }, "tokens"},
+    {"no output", [](CombineCall& c) { c.outputs.tokens = nullptr; }, "tokens"},
+    {"a tensor too small", [](CombineCall& c) { c.combined.tensor.size = 40; }, "size"},
+    {"a tensor's magic", [](CombineCall& c) { c.rows.tensor.magic = 0; }, "magic"},
+    {"a tensor without extents", [](CombineCall& c) { c.rows.tensor.sizes = nullptr; }, "sizes"},
+    {"rows without memory", [](CombineCall& c) { c.rows.tensor.data = nullptr; }, "tokens"},
+    {"output without memory", [](CombineCall& c) { c.combined.tensor.data = nullptr; }, "tokens"},
+    {"rows without a dimension", [](CombineCall& c) { c.rows.tensor.ndim -= 1; }, "tokens"},
+    {"output 3-D", [](CombineCall& c) { c.combined.tensor.ndim = 3, c.combined.sizes[2] = 1; }, "tokens"},
+    {"output with one row too many", [](CombineCall& c) { c.combined.sizes[0] += 1; }, "tokens"},
+    {"output with one row too few", [](CombineCall& c) { c.combined.sizes[0] -= 1; }, "tokens"},
+    {"output of another width", [](CombineCall& c) { c.combined.width() = 128; }, "tokens"},
+    {"output of another type", [](CombineCall& c) { c.combined.tensor.datatype = ncclFloat32; }, "tokens"},
+    {"8-bit rows", [](CombineCall& c) { c.rows.tensor.datatype = c.combined.tensor.datatype = ncclFloat8e4m3; },
+     "tokens"},
+    {"rows of 8 bytes", [](CombineCall& c) { c.rows.width() = c.combined.width() = 4; }, "16"},
+    {"rows of no bytes", [](CombineCall& c) { c.rows.width() = c.combined.width() = 0; }, "tokens"},
+    {"rows larger than max_token_bytes", [](CombineCall& c) { c.rows.width() = c.combined.width() = 648; },
+     "max_token_bytes"},
     {"rows of more than 32 bits of bytes",
-     [](Call& c) { c.rows.width() = c.combined.width() = (size_t{1} << 31) + 64; }, "max_token_bytes"},
-    {"rows misaligned", [](Call& c) { c.rows.tensor.data = c.victim.input() + 2; }, "16"},
-    {"output misaligned", [](Call& c) { c.combined.tensor.data = c.victim.output() + 2; }, "16"},
-    {"scales without a recipe", [](Call& c) { c.inputs.scales = &c.scales.tensor; }, "scales"},
-    {"unknown recipe", [](Call& c) { c.config.quant_recipe = static_cast<ncclEpCombQuant_t>(3); }, "quant_recipe"},
-    {"unknown direction", [](Call& c) { c.config.pass_direction = static_cast<ncclEpPassDir_t>(-1); },
+     [](CombineCall& c) { c.rows.width() = c.combined.width() = (size_t{1} << 31) + 64; }, "max_token_bytes"},
+    {"rows misaligned", [](CombineCall& c) { c.rows.tensor.data = c.victim.input() + 2; }, "16"},
+    {"output misaligned", [](CombineCall& c) { c.combined.tensor.data = c.victim.output() + 2; }, "16"},
+    {"scales without a recipe", [](CombineCall& c) { c.inputs.scales = &c.scales.tensor; }, "scales"},
+    {"unknown recipe", [](CombineCall& c) { c.config.quant_recipe = static_cast<ncclEpCombQuant_t>(3); },
+     "quant_recipe"},
+    {"unknown direction", [](CombineCall& c) { c.config.pass_direction = static_cast<ncclEpPassDir_t>(-1); },
      "pass_direction"},
 };
 
 TEST_BOTH_MODES(BadCombine, AnyLayout) {
-    for (const ncclEpLayout_t layout : Mode::kLayouts) check_on_each_backend(layout, kCombines<CombineIn<Mode>>);
+    for (const ncclEpLayout_t layout : layouts_of(mode)) check_on_each_backend(mode, layout, kCombines);
 }
 
 // With nothing pending there is nothing to do.
 TEST_BOTH_MODES(BadCombine, Complete) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            VictimIn<Mode> victim(context, Mode::kLayouts[0]);
+    on_each_backend(kEveryBackend, [=](const BackendSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+            Victim victim(context, mode, layouts_of(mode)[0]);
             ncclEpCompleteConfig_t config = NCCL_EP_COMPLETE_CONFIG_INIT;
             RANK_OK(context, ncclEpComplete(victim.handle(), nullptr, nullptr));
             RANK_OK(context, ncclEpComplete(victim.handle(), &config, nullptr));

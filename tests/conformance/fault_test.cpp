@@ -16,14 +16,13 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kTimeoutNs = 700'000'000;
 
-ncclEpGroupConfig_t short_config(RankContext& context, const auto& problem, uint64_t timeout_ns) {
+ncclEpGroupConfig_t short_config(RankContext& context, const Problem& problem, uint64_t timeout_ns) {
     ncclEpGroupConfig_t config = group_config_for(context, problem);
     config.timeout_ns = timeout_ns;
     return config;
 }
 
 // After the first failure: every further call says the same at once. Returns the rank that this one names as lost.
-template <typename Mode>
 int check_failed_group(RankContext& context, Layer& layer, ncclEpGroup_t group) {
     const int lost = diagnosed_peer(context, group);
     crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
@@ -32,40 +31,39 @@ int check_failed_group(RankContext& context, Layer& layer, ncclEpGroup_t group) 
     RANK_CHECK(context, diagnosis.expected < 1000 && diagnosis.seen < 1000, "step {}: expected {}, saw {}",
                diagnosis.step, diagnosis.expected, diagnosis.seen);
     const std::string name = fmt::format("rank {}", lost);
-    for (int phase = 0; phase < num_phases<Mode>(); ++phase)
-        RANK_REFUSED(context, ncclRemoteError, name, Mode::run(layer, phase));
+    for (int phase = 0; phase < num_phases(layer.problem().algorithm); ++phase)
+        RANK_REFUSED(context, ncclRemoteError, name, run_phase(layer, phase));
     return lost;
 }
 
 // High throughput never names another one that waits for the dead; low latency may, if that leads to the dead.
-template <typename Mode>
-std::string complaint(const LostRanks& lost_ranks, int num_ranks, int dead, bool everybody) {
-    return Mode::kIsHt ? lost_ranks.complaint_about_names(num_ranks, dead, everybody)
+std::string complaint(ncclEpAlgorithm_t mode, const LostRanks& lost_ranks, int num_ranks, int dead, bool everybody) {
+    return is_ht(mode) ? lost_ranks.complaint_about_names(num_ranks, dead, everybody)
                        : lost_ranks.complaint(num_ranks, dead, everybody);
 }
 
 // Killed before any phase; with a long timeout, too, which nobody waits for, since the process's end is known at once.
 TEST_BOTH_MODES(Fault, AKilledProcessIsNamedByAllSurvivors) {
-    on_each_backend({Backend::kProcesses, Backend::kHosts}, [](const BackendSpec& backend) {
-        constexpr int kPhases = num_phases<Mode>();
-        for (int round = 0; round < 2 * kPhases; ++round) {
+    on_each_backend({Backend::kProcesses, Backend::kHosts}, [=](const BackendSpec& backend) {
+        const int phases = num_phases(mode);
+        for (int round = 0; round < 2 * phases; ++round) {
             const int num_ranks = 3 + round % 2;
             const int dead = round % num_ranks;
-            const uint64_t timeout_ns = (round + round / kPhases) % 2 == 0 ? kTimeoutNs : 100'000'000'000;
+            const uint64_t timeout_ns = (round + round / phases) % 2 == 0 ? kTimeoutNs : 100'000'000'000;
             BackendSpec spec = backend;
             spec.doomed = {dead};
             LostRanks lost_ranks;
             expect_clean(spec, num_ranks, std::nullopt, [=, &lost_ranks](RankContext& context) {
-                const auto problem = busy_problem(num_ranks, Mode::kLayouts[round / kPhases],
-                                                  static_cast<uint64_t>(round), Mode::kAlgorithm);
+                const Problem problem =
+                    busy_problem(num_ranks, layouts_of(mode)[round / phases], static_cast<uint64_t>(round), mode);
                 Group group(context, context.comm(), short_config(context, problem, timeout_ns));
                 Layer layer(context, group.get(), problem);
                 layer.round_trip();
-                for (int phase = 0; phase < kPhases; ++phase) Mode::prepare(layer, phase);
-                for (int phase = 0; true; phase = (phase + 1) % kPhases) {
-                    if (context.rank() == dead && phase == round % kPhases) raise(SIGKILL);
+                for (int phase = 0; phase < phases; ++phase) prepare_phase(layer, phase);
+                for (int phase = 0; true; phase = (phase + 1) % phases) {
+                    if (context.rank() == dead && phase == round % phases) raise(SIGKILL);
                     const auto begin = Clock::now();
-                    const ncclResult_t result = Mode::run(layer, phase);
+                    const ncclResult_t result = run_phase(layer, phase);
                     const double elapsed_s = std::chrono::duration<double>(Clock::now() - begin).count();
                     if (result == ncclSuccess) continue;
                     RANK_CHECK(context, result == ncclRemoteError, "{}: {}", result_name(result),
@@ -74,41 +72,41 @@ TEST_BOTH_MODES(Fault, AKilledProcessIsNamedByAllSurvivors) {
                     RANK_CHECK(context, elapsed_s < 2 * kTimeoutNs * 1e-9 + 5, "the failing call took {} s", elapsed_s);
                     break;
                 }
-                lost_ranks.note(context.rank(), check_failed_group<Mode>(context, layer, group.get()));
+                lost_ranks.note(context.rank(), check_failed_group(context, layer, group.get()));
                 // In high throughput most ranks hear it from another one.
-                if (!Mode::kIsHt && timeout_ns > kTimeoutNs)
-                    RANK_REFUSED(context, ncclRemoteError, "process", Mode::run(layer, 0));
+                if (!is_ht(mode) && timeout_ns > kTimeoutNs)
+                    RANK_REFUSED(context, ncclRemoteError, "process", run_phase(layer, 0));
             });
-            EXPECT_EQ(complaint<Mode>(lost_ranks, num_ranks, dead, true), "");
+            EXPECT_EQ(complaint(mode, lost_ranks, num_ranks, dead, true), "");
         }
     });
     EXPECT_EQ(left_in_shared_memory(), std::vector<std::string>());
 }
 
 // What the survivors of a killed rank do until they notice.
-template <typename Mode>
 void step_until_failure(RankContext& context, Layer& layer, bool dead, LostRanks& lost_ranks, ncclEpGroup_t group) {
-    for (uint64_t step = 0; step < (Mode::kIsHt ? 2 : 3); ++step) {
-        if (Mode::kIsHt) layer.refill(rerouted(layer.problem(), step, true));
-        for (int phase = 0; phase < num_phases<Mode>(); ++phase) {
-            Mode::prepare(layer, phase);
-            const ncclResult_t result = Mode::run(layer, phase);
+    const ncclEpAlgorithm_t mode = layer.problem().algorithm;
+    for (uint64_t step = 0; step < (is_ht(mode) ? 2 : 3); ++step) {
+        if (is_ht(mode)) layer.refill(rerouted(layer.problem(), step, true));
+        for (int phase = 0; phase < num_phases(mode); ++phase) {
+            prepare_phase(layer, phase);
+            const ncclResult_t result = run_phase(layer, phase);
             if (result != ncclSuccess) {
                 RANK_CHECK(context, dead || result == ncclRemoteError, "{}: {}", result_name(result),
                            crossdockGetLastError());
-                if (!dead) lost_ranks.note(context.rank(), check_failed_group<Mode>(context, layer, group));
+                if (!dead) lost_ranks.note(context.rank(), check_failed_group(context, layer, group));
                 return;
             }
-            if (!dead) Mode::check(layer, phase);
+            if (!dead) check_phase(layer, phase);
         }
     }
 }
 
 // One rank's run of a backend in which rank `dead` is killed.
-template <typename Mode>
-void live_with_the_dead(RankContext& context, ncclEpLayout_t layout, int dead_rank, LostRanks& lost_ranks) {
+void live_with_the_dead(RankContext& context, ncclEpAlgorithm_t mode, ncclEpLayout_t layout, int dead_rank,
+                        LostRanks& lost_ranks) {
     const bool dead = context.rank() == dead_rank;
-    const auto problem = busy_problem(context.num_ranks(), layout, 4, Mode::kAlgorithm);
+    const Problem problem = busy_problem(context.num_ranks(), layout, 4, mode);
     const ncclEpGroupConfig_t config = short_config(context, problem, 1'000'000);
     ncclEpGroup_t group = nullptr;
     const ncclResult_t made = create_group(context, &group, context.comm(), &config);
@@ -120,11 +118,9 @@ void live_with_the_dead(RankContext& context, ncclEpLayout_t layout, int dead_ra
     }
     OwnedGroup owner(group);
     {
-        LayerOptions options;
-        options.peers_may_die = true;
-        options.without_update = Mode::kIsHt;
+        const LayerOptions options{.without_update = is_ht(mode), .peers_may_die = true};
         Layer layer(context, group, problem, options);
-        step_until_failure<Mode>(context, layer, dead, lost_ranks, group);
+        step_until_failure(context, layer, dead, lost_ranks, group);
     }
     const ncclResult_t gone = ncclEpGroupDestroy(owner.release());
     RANK_CHECK(context, dead || gone == ncclSuccess, "{}: {}", result_name(gone), crossdockGetLastError());
@@ -132,20 +128,20 @@ void live_with_the_dead(RankContext& context, ncclEpLayout_t layout, int dead_ra
 
 // As fibers, killed at many steps: whatever the moment, the others end, and say who it was.
 TEST_BOTH_MODES(Fault, ARankKilledAtAnyStepIsNamed) {
-    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
+    on_each_backend({Backend::kSimulation}, [=](const BackendSpec& backend) {
         const int num_ranks = ranks_or(3);
         constexpr int kDead = 1;
-        for (const ncclEpLayout_t layout : Mode::kLayouts) {
+        for (const ncclEpLayout_t layout : layouts_of(mode)) {
             const auto lost_ranks = std::make_shared<LostRanks>();
             const RankProgram program = [=](RankContext& context) {
-                live_with_the_dead<Mode>(context, layout, kDead, *lost_ranks);
+                live_with_the_dead(context, mode, layout, kDead, *lost_ranks);
             };
             const auto look = [&](std::vector<std::string>& failures) {
-                const std::string complained = complaint<Mode>(*lost_ranks, num_ranks, kDead, false);
+                const std::string complained = complaint(mode, *lost_ranks, num_ranks, kDead, false);
                 if (!complained.empty()) failures.push_back(complained);
                 lost_ranks->clear();
             };
-            harm_at_many_steps(backend, Harm::kKill, num_ranks, kDead, seeds_or(0, Mode::kIsHt ? 1000 : 120), program,
+            harm_at_many_steps(backend, Harm::kKill, num_ranks, kDead, seeds_or(0, is_ht(mode) ? 1000 : 120), program,
                                look);
         }
     });
@@ -155,25 +151,23 @@ TEST_BOTH_MODES(Fault, ARankKilledAtAnyStepIsNamed) {
 // cable each: both ends of the cut report the other one, and the neighbour believes who comes first: it names one whom
 // rank 1 names, or rank 1.
 TEST_BOTH_MODES(LsaTeam, ACutCableIsNamed) {
-    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
+    on_each_backend({Backend::kSimulation}, [=](const BackendSpec& backend) {
         constexpr int kRanks = 4;
         constexpr int kCut = 1;
         for (const int lsa_team_size : {1, 2}) {
             const WithLsaTeam team(lsa_team_size);
-            for (const ncclEpLayout_t layout : Mode::kLayouts) {
+            for (const ncclEpLayout_t layout : layouts_of(mode)) {
                 LostRanks lost_ranks;
                 const RankProgram program = [&](RankContext& context) {
-                    const auto problem = busy_problem(kRanks, layout, 5, Mode::kAlgorithm);
+                    const Problem problem = busy_problem(kRanks, layout, 5, mode);
                     Group group(context, context.comm(), short_config(context, problem, 1'000'000));
-                    LayerOptions options;
-                    options.without_update = Mode::kIsHt;
-                    Layer layer(context, group.get(), problem, options);
-                    for (int operation = 0; operation < 3 * num_phases<Mode>(); ++operation) {
-                        const int phase = operation % num_phases<Mode>();
-                        Mode::prepare(layer, phase);
-                        const ncclResult_t result = Mode::run(layer, phase);
+                    Layer layer(context, group.get(), problem, {.without_update = is_ht(mode)});
+                    for (int operation = 0; operation < 3 * num_phases(mode); ++operation) {
+                        const int phase = operation % num_phases(mode);
+                        prepare_phase(layer, phase);
+                        const ncclResult_t result = run_phase(layer, phase);
                         if (result == ncclSuccess) {
-                            Mode::check(layer, phase);
+                            check_phase(layer, phase);
                             continue;
                         }
                         RANK_CHECK(context, result == ncclRemoteError, "{}: {}", result_name(result),
@@ -182,12 +176,12 @@ TEST_BOTH_MODES(LsaTeam, ACutCableIsNamed) {
                         crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
                         RANK_OK(context, crossdockGroupDiagnosis(group.get(), &diagnosis));
                         const bool is_told = diagnosis.step == std::string("report");
-                        const bool has_cut = Mode::kIsHt && is_told && diagnosis.seen == kCut && lsa_team_size > 1;
+                        const bool has_cut = is_ht(mode) && is_told && diagnosis.seen == kCut && lsa_team_size > 1;
                         lost_ranks.note(context.rank(), has_cut ? kCut : peer);
                         return;
                     }
                 };
-                const Seeds seeds = seeds_or(0, Mode::kIsHt ? 40 : 75);
+                const Seeds seeds = seeds_or(0, is_ht(mode) ? 40 : 75);
                 uint64_t num_named = 0;
                 harm_at_many_steps(backend, Harm::kCut, kRanks, kCut, seeds, program,
                                    [&](std::vector<std::string>& failures) {
@@ -204,20 +198,20 @@ TEST_BOTH_MODES(LsaTeam, ACutCableIsNamed) {
 
 // A rank that lives but stays away counts as one that does not answer, whatever it misses.
 TEST_BOTH_MODES(Fault, ARankThatStaysAwayFailsTheGroup) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        for (int missed = 0; missed < num_phases<Mode>(); ++missed) {
+    on_each_backend(kEveryBackend, [=](const BackendSpec& spec) {
+        for (int missed = 0; missed < num_phases(mode); ++missed) {
             expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                 const int absent = context.num_ranks() - 1;
-                const auto problem = busy_problem(context.num_ranks(), Mode::kLayouts[missed % 2], 5, Mode::kAlgorithm);
+                const Problem problem = busy_problem(context.num_ranks(), layouts_of(mode)[missed % 2], 5, mode);
                 Group group(context, context.comm(), short_config(context, problem, 500'000'000));
                 Layer layer(context, group.get(), problem);
                 layer.round_trip();
-                for (int phase = 0; phase < num_phases<Mode>(); ++phase) Mode::prepare(layer, phase);
+                for (int phase = 0; phase < num_phases(mode); ++phase) prepare_phase(layer, phase);
                 if (context.rank() != absent) {
-                    const ncclResult_t result = Mode::run(layer, missed);
+                    const ncclResult_t result = run_phase(layer, missed);
                     context.synchronize(layer.stream());
                     RANK_CHECK(context, result == ncclRemoteError || context.is_gpu(), "{}", result_name(result));
-                    RANK_CHECK(context, check_failed_group<Mode>(context, layer, group.get()) == absent,
+                    RANK_CHECK(context, check_failed_group(context, layer, group.get()) == absent,
                                "the wrong rank is named in phase {}", missed);
                 }
                 context.barrier();
@@ -229,22 +223,22 @@ TEST_BOTH_MODES(Fault, ARankThatStaysAwayFailsTheGroup) {
 // Below a millisecond the timeout keeps its value; it is neither rounded to zero nor to the default. In simulated time
 // only: it also bounds the making of the group, which a loaded machine does not do that fast.
 TEST_BOTH_MODES(Fault, TimeoutsBelowAMillisecondKeepTheirValue) {
-    on_each_backend({Backend::kSimulation}, [](const BackendSpec& spec) {
+    on_each_backend({Backend::kSimulation}, [=](const BackendSpec& spec) {
         for (const uint64_t timeout_us : {80, 400, 999}) {
             // A low-latency combine needs a dispatch before.
-            for (int missed = 0; missed < (Mode::kIsHt ? num_phases<Mode>() : 1); ++missed) {
+            for (int missed = 0; missed < (is_ht(mode) ? num_phases(mode) : 1); ++missed) {
                 expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
-                    const auto problem = busy_problem(2, Mode::kLayouts[missed % 2], 6, Mode::kAlgorithm);
+                    const Problem problem = busy_problem(2, layouts_of(mode)[missed % 2], 6, mode);
                     Group group(context, context.comm(), short_config(context, problem, timeout_us * 1000));
                     Layer layer(context, group.get(), problem);
-                    for (int phase = 0; phase < num_phases<Mode>(); ++phase) Mode::prepare(layer, phase);
+                    for (int phase = 0; phase < num_phases(mode); ++phase) prepare_phase(layer, phase);
                     if (context.rank() == 0) {
-                        RANK_CHECK(context, Mode::run(layer, missed) == ncclRemoteError, "rank 1 was not there");
+                        RANK_CHECK(context, run_phase(layer, missed) == ncclRemoteError, "rank 1 was not there");
                         crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
                         RANK_OK(context, crossdockGroupDiagnosis(group.get(), &diagnosis));
                         RANK_CHECK(context, diagnosis.elapsed_us >= timeout_us && diagnosis.elapsed_us < 2 * timeout_us,
                                    "waited {} us instead of {}", diagnosis.elapsed_us, timeout_us);
-                        RANK_CHECK(context, std::string(diagnosis.operation) == Mode::kPhases[missed],
+                        RANK_CHECK(context, std::string(diagnosis.operation) == phases_of(mode)[missed].name(),
                                    "the operation is called {}", diagnosis.operation);
                     }
                     context.barrier();
@@ -256,9 +250,9 @@ TEST_BOTH_MODES(Fault, TimeoutsBelowAMillisecondKeepTheirValue) {
 
 // Nobody timed out: nothing to tell.
 TEST_BOTH_MODES(Fault, AHealthyGroupHasNoDiagnosis) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            const auto problem = busy_problem(context.num_ranks(), Mode::kLayouts[0], 8, Mode::kAlgorithm);
+    on_each_backend(kEveryBackend, [=](const BackendSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+            const Problem problem = busy_problem(context.num_ranks(), layouts_of(mode)[0], 8, mode);
             Group group(context, problem);
             Layer(context, group.get(), problem).round_trip();
             crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;

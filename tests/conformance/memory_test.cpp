@@ -22,12 +22,12 @@ ncclEpGroupConfig_t large_config(ncclEpAlgorithm_t algorithm, unsigned num_token
 }
 
 // Of a group with a handle of each layout.
-template <typename Mode>
 void check_memory(RankContext& context, const ncclEpGroupConfig_t& config, size_t most_bytes) {
     Group group(context, context.comm(), config);
     ncclEpHandle_t handles[2] = {};
     for (size_t i = 0; i < 2; ++i)
-        RANK_OK(context, ncclEpInitHandle(&handles[i], group.get(), Mode::kLayouts[i], nullptr, 8, nullptr));
+        RANK_OK(context,
+                ncclEpInitHandle(&handles[i], group.get(), layouts_of(config.algorithm)[i], nullptr, 8, nullptr));
     size_t symmetric = 0, local = 0;
     RANK_OK(context, crossdockGroupMemory(group.get(), &symmetric, &local));
     RANK_CHECK(context, symmetric > 0 && symmetric + local <= most_bytes, "{} symmetric and {} local bytes", symmetric,
@@ -44,7 +44,7 @@ TEST(Memory, AGroupNeedsAtMost64MiB) {
         expect_clean(spec, 8, std::nullopt, [](RankContext& context) {
             // Between several teams rows go through an outbox.
             const size_t most_mib = lsa_team_for(8) % 8 == 0 ? 64 : 80;
-            check_memory<LowLatency>(context, large_config(NCCL_EP_ALGO_LOW_LATENCY, 128), most_mib << 20);
+            check_memory(context, large_config(kLowLatency, 128), most_mib << 20);
         });
     });
 }
@@ -53,26 +53,26 @@ TEST(HtMemory, AGroupNeeds240MiBStagedAnd40WithWindows) {
     on_each_backend_as_one_team(kEveryBackend, [](const BackendSpec& spec) {
         if (ranks_or(4) != 4) return;
         expect_clean(spec, 4, std::nullopt, [](RankContext& context) {
-            ncclEpGroupConfig_t config = large_config(NCCL_EP_ALGO_HIGH_THROUGHPUT, 4096);
+            ncclEpGroupConfig_t config = large_config(kHighThroughput, 4096);
             config.max_recv_tokens_per_rank = 4 * 4096;
-            check_memory<HighThroughput>(context, config, 240u << 20);
+            check_memory(context, config, 240u << 20);
             config.zero_copy = NCCL_EP_ZERO_COPY_ON;
-            check_memory<HighThroughput>(context, config, 40u << 20);
+            check_memory(context, config, 40u << 20);
         });
     });
 }
 
 // Handles' own memory is positive, and the same for everybody.
 TEST_BOTH_MODES(Memory, AHandlesMemoryIsTheSameOnAllRanks) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        expect_clean(spec, ranks_or(4), std::nullopt, [](RankContext& context) {
-            Problem problem{.algorithm = Mode::kAlgorithm};
+    on_each_backend(kEveryBackend, [=](const BackendSpec& spec) {
+        expect_clean(spec, ranks_or(4), std::nullopt, [=](RankContext& context) {
+            Problem problem{.algorithm = mode};
             problem.num_ranks = context.num_ranks();
             problem.num_experts = 32 * problem.num_ranks;
             problem.max_tokens = 128;
             if (problem.is_ht()) problem.budget = 1024;
             Group group(context, problem);
-            for (const ncclEpLayout_t layout : Mode::kLayouts) {
+            for (const ncclEpLayout_t layout : layouts_of(mode)) {
                 for (const int num_topk : {1, 8, 32}) {
                     size_t bytes = 0, again = 0;
                     RANK_OK(context, ncclEpHandleMemSize(group.get(), layout, nullptr, &bytes, num_topk));
@@ -125,11 +125,11 @@ ncclEpAllocConfig_t hooks_of(Books& books) {
 
 // An allocator that has nothing fails the call, and gets back all it gave.
 TEST_BOTH_MODES(Memory, AllocatorsAreBalanced) {
-    on_each_backend(kCpuBackends, [](const BackendSpec& spec) {
-        expect_clean(spec, 1, std::nullopt, [](RankContext& context) {
+    on_each_backend(kCpuBackends, [=](const BackendSpec& spec) {
+        expect_clean(spec, 1, std::nullopt, [=](RankContext& context) {
             for (int limit = 0; limit < 12; ++limit) {
                 Books books{.limit = limit, .context = &context};
-                const auto problem = plain_problem(1, Mode::kLayouts[0], 1, Mode::kAlgorithm);
+                const Problem problem = plain_problem(1, layouts_of(mode)[0], 1, mode);
                 ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.alloc = hooks_of(books);
                 ncclEpGroup_t group = nullptr;
@@ -154,9 +154,9 @@ TEST_BOTH_MODES(Memory, AllocatorsAreBalanced) {
 
 // What a group says that it has from the allocator is what it has: all that peers do not reach.
 TEST_BOTH_MODES(Memory, MemoryThatNoPeerReachesIsTheAllocators) {
-    on_each_backend(kCpuBackends, [](const BackendSpec& spec) {
-        expect_clean(spec, 2, std::nullopt, [](RankContext& context) {
-            const auto problem = plain_problem(2, NCCL_EP_LAYOUT_EXPERT_MAJOR, 1, Mode::kAlgorithm);
+    on_each_backend(kCpuBackends, [=](const BackendSpec& spec) {
+        expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
+            const Problem problem = plain_problem(2, NCCL_EP_LAYOUT_EXPERT_MAJOR, 1, mode);
             Books books{.context = &context};
             ncclEpGroupConfig_t config = group_config_for(context, problem);
             config.alloc = hooks_of(books);
@@ -189,11 +189,11 @@ TEST_BOTH_MODES(Memory, MemoryThatNoPeerReachesIsTheAllocators) {
 
 // Operations allocate nothing, whatever they need for the first time.
 TEST_BOTH_MODES(Memory, OperationsCallNoAllocator) {
-    on_each_backend(kCpuBackends, [](const BackendSpec& spec) {
-        for (const ncclEpLayout_t layout : Mode::kLayouts) {
+    on_each_backend(kCpuBackends, [=](const BackendSpec& spec) {
+        for (const ncclEpLayout_t layout : layouts_of(mode)) {
             expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
                 Books books{.context = &context};
-                const auto problem = plain_problem(2, layout, 1, Mode::kAlgorithm);
+                const Problem problem = plain_problem(2, layout, 1, mode);
                 ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.alloc = hooks_of(books);
                 Group group(context, context.comm(), config);

@@ -31,52 +31,51 @@ RankProgram round_trips(const Problem& problem, bool windows = false, uint64_t n
     };
 }
 
-template <typename Mode>
 void run_seeds(const BackendSpec& spec, Seeds seeds, ProblemLimits limits, int most_ranks) {
     for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
         limits.num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % most_ranks));
-        limits.quantised_combines = Mode::kIsHt ? is_one_lsa_team(limits.num_ranks) : !is_cuda(spec.kind);
+        limits.quantised_combines = is_ht(limits.algorithm) ? is_one_lsa_team(limits.num_ranks) : !is_cuda(spec.kind);
         const Problem problem = random_problem(seed, limits);
         SCOPED_TRACE(problem.describe());
         BackendSpec seeded = spec;
         seeded.deterministic.seed = seed;
-        const bool windows = Mode::kIsHt && reference::random_bits(seed, 8) % 2 == 1;
-        expect_clean(seeded, limits.num_ranks, seed, round_trips(problem, windows, Mode::kIsHt ? 3 : 2));
+        const bool windows = is_ht(limits.algorithm) && reference::random_bits(seed, 8) % 2 == 1;
+        expect_clean(seeded, limits.num_ranks, seed, round_trips(problem, windows, is_ht(limits.algorithm) ? 3 : 2));
     }
 }
 
 TEST(Random, SmallShapesMatchTheReference) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        run_seeds<LowLatency>(spec, seeds_or(1, seeds_in(spec.kind, 150)),
-                              {.most_row_bytes = 2048, .most_receive_bytes = 1u << 20}, 8);
+        run_seeds(spec, seeds_or(1, seeds_in(spec.kind, 150)), {.most_row_bytes = 2048, .most_receive_bytes = 1u << 20},
+                  8);
     });
 }
 
 TEST(HtRandom, SmallShapesMatchTheReference) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        run_seeds<HighThroughput>(spec, seeds_or(1, seeds_in(spec.kind, 100)), {.algorithm = kHighThroughput}, 8);
+        run_seeds(spec, seeds_or(1, seeds_in(spec.kind, 100)), {.algorithm = kHighThroughput}, 8);
     });
 }
 
 TEST_BOTH_MODES(Random, LargeRowsMatchTheReference) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        run_seeds<Mode>(spec, seeds_or(10'001, seeds_in(spec.kind, Mode::kIsHt ? 10 : 20)),
-                        {.algorithm = Mode::kAlgorithm,
-                         .most_row_bytes = Mode::kIsHt ? 65536 : 32768,
-                         .most_receive_bytes = Mode::kIsHt ? 1u << 20 : 4u << 20,
-                         .most_tokens = 6},
-                        4);
+    on_each_backend(kEveryBackend, [=](const BackendSpec& spec) {
+        run_seeds(spec, seeds_or(10'001, seeds_in(spec.kind, is_ht(mode) ? 10 : 20)),
+                  {.algorithm = mode,
+                   .most_row_bytes = is_ht(mode) ? 65536u : 32768u,
+                   .most_receive_bytes = is_ht(mode) ? 1u << 20 : 4u << 20,
+                   .most_tokens = 6},
+                  4);
     });
 }
 
 // The shape that the modes are for, with fewer tokens: hidden 7168 in bf16, top-8 of 256 experts, 8 ranks.
 TEST_BOTH_MODES(Random, ADeepSeekStepMatchesTheReference) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        for (const ncclEpLayout_t layout : Mode::kLayouts) {
-            Problem problem{.algorithm = Mode::kAlgorithm};
+    on_each_backend(kEveryBackend, [=](const BackendSpec& spec) {
+        for (const ncclEpLayout_t layout : layouts_of(mode)) {
+            Problem problem{.algorithm = mode};
             problem.num_ranks = ranks_or(8);
             problem.num_experts = 32 * problem.num_ranks;
-            problem.max_tokens = Mode::kIsHt ? 6 : layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? 1 : 4;
+            problem.max_tokens = is_ht(mode) ? 6 : layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? 1 : 4;
             problem.num_topk = 8;
             problem.hidden = problem.combine_hidden = 7168;
             problem.layout = layout;
@@ -89,11 +88,11 @@ TEST_BOTH_MODES(Random, ADeepSeekStepMatchesTheReference) {
 // Rows that a caller holds as bytes travel as bytes, FP8 rows without a recipe too, and scales of a byte, e8m0, per 32
 // elements.
 TEST_BOTH_MODES(Random, RowsOfOneByteElementsMatchTheReference) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        for (const ncclEpLayout_t layout : Mode::kLayouts) {
+    on_each_backend(kEveryBackend, [=](const BackendSpec& spec) {
+        for (const ncclEpLayout_t layout : layouts_of(mode)) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 for (const ncclDataType_t type : {ncclUint8, ncclInt8, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2}) {
-                    auto problem = plain_problem(context.num_ranks(), layout, 13, Mode::kAlgorithm);
+                    Problem problem = plain_problem(context.num_ranks(), layout, 13, mode);
                     problem.token_type = type;
                     problem.hidden = 512;
                     for (const bool with_scales : {false, true}) {
@@ -121,7 +120,7 @@ TEST(Random, HugeRowsMatchTheReference) {
         problem.num_topk = 2;
         problem.token_type = problem.combine_type = ncclFloat32;
         problem.hidden = problem.combine_hidden = 16384;
-        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+        for (const ncclEpLayout_t layout : kLlLayouts) {
             problem.layout = layout;
             expect_clean(spec, problem.num_ranks, std::nullopt, round_trips(rerouted(problem, 5)));
         }
@@ -164,7 +163,7 @@ TEST(Random, SourcesWithFewAndManyTokensMeet) {
     on_each_backend(kEveryBackend, [&](const BackendSpec& spec) {
         for (Problem problem : {plain, fp8, sums, nvfp4}) {
             if (problem.combine_recipe == NCCL_EP_COMB_QUANT_NVFP4 && is_cuda(spec.kind)) continue;
-            for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            for (const ncclEpLayout_t layout : kLlLayouts) {
                 problem.layout = layout;
                 if (!problem.expert_major()) problem.sums = CROSSDOCK_SUMS_EXACT;
                 const Seeds seeds = seeds_or(1, 3);
@@ -200,13 +199,13 @@ TEST(Random, RunsAndBackendsAgreeBitForBit) {
 // More tokens than one pass of any kernel over them takes.
 TEST(HtRandom, ManyTokensMatchTheReference) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        run_seeds<HighThroughput>(spec, seeds_or(20'001, seeds_in(spec.kind, 4)),
-                                  {.algorithm = kHighThroughput,
-                                   .local_experts = 5,
-                                   .most_row_bytes = 64,
-                                   .most_receive_bytes = 1u << 20,
-                                   .most_tokens = 1500},
-                                  4);
+        run_seeds(spec, seeds_or(20'001, seeds_in(spec.kind, 4)),
+                  {.algorithm = kHighThroughput,
+                   .local_experts = 5,
+                   .most_row_bytes = 64,
+                   .most_receive_bytes = 1u << 20,
+                   .most_tokens = 1500},
+                  4);
     });
 }
 

@@ -58,7 +58,7 @@ void check_low_latency(RankContext& context, const Scales& scales, ncclEpLayout_
 
 void check_low_latency_everywhere(const BackendSpec& spec, const auto& table) {
     for (const Scales& scales : table) {
-        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+        for (const ncclEpLayout_t layout : kLlLayouts) {
             for (const int max_tokens : {6, 40}) {  // on GPUs rows of few tokens travel in another form
                 for (const bool in_window : {false, true}) {
                     expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {

@@ -11,14 +11,13 @@ namespace crossdock::testing {
 namespace {
 
 // High throughput: low-latency handles come between, if wanted.
-template <typename Mode>
-RankProgram sequence_of(uint64_t seed, bool both_modes = true) {
+RankProgram sequence_of(ncclEpAlgorithm_t mode, uint64_t seed, bool both_modes = true) {
     SequenceShape shape{
         .layers_per_group = 2,
         .ll_limits = {.most_row_bytes = 256, .most_receive_bytes = 32u << 10, .most_tokens = 5},
         .ht_limits = {
             .algorithm = kHighThroughput, .most_row_bytes = 256, .most_receive_bytes = 16u << 10, .most_tokens = 5}};
-    if (Mode::kIsHt) {
+    if (is_ht(mode)) {
         shape.ht_groups = 1;
         shape.ll_groups = both_modes && seed % 8 == 0 ? 1 : 0;
         shape.num_steps = 10;
@@ -31,10 +30,7 @@ RankProgram sequence_of(uint64_t seed, bool both_modes = true) {
 }
 
 // So many seeds of low latency take as long as half as many of high throughput.
-template <typename Mode>
-constexpr uint64_t share_of(uint64_t num_seeds) {
-    return Mode::kIsHt ? num_seeds / 2 : num_seeds;
-}
+uint64_t share_of(ncclEpAlgorithm_t mode, uint64_t num_seeds) { return is_ht(mode) ? num_seeds / 2 : num_seeds; }
 
 int ranks_of(uint64_t seed) { return ranks_or(2 + static_cast<int>(reference::random_bits(seed, 9) % 3)); }
 
@@ -47,20 +43,20 @@ BackendSpec seeded(const BackendSpec& backend, uint64_t seed) {
 void on_simulation(const std::function<void(const BackendSpec&)>& run) { on_each_backend({Backend::kSimulation}, run); }
 
 TEST_BOTH_MODES(Simulation, ThousandsOfSeedsAreClean) {
-    on_simulation([](const BackendSpec& backend) {
-        const Seeds seeds = seeds_or(Mode::kIsHt ? 300'001 : 100'001, share_of<Mode>(2000));
+    on_simulation([=](const BackendSpec& backend) {
+        const Seeds seeds = seeds_or(is_ht(mode) ? 300'001 : 100'001, share_of(mode, 2000));
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed)
-            expect_clean(seeded(backend, seed), ranks_of(seed), seed, sequence_of<Mode>(seed));
+            expect_clean(seeded(backend, seed), ranks_of(seed), seed, sequence_of(mode, seed));
     });
 }
 
 TEST_BOTH_MODES(Simulation, OneSeedIsOneRun) {
-    on_simulation([](const BackendSpec& backend) {
+    on_simulation([=](const BackendSpec& backend) {
         std::set<uint64_t> numbers_of_steps;
-        for (uint64_t seed = 1; seed <= share_of<Mode>(20); ++seed) {
+        for (uint64_t seed = 1; seed <= share_of(mode, 20); ++seed) {
             // The script is the same for all seeds of the backend, so runs differ by the schedule only.
-            const RunReport one = expect_clean(seeded(backend, seed), 3, seed, sequence_of<Mode>(8));
-            const RunReport other = expect_clean(seeded(backend, seed), 3, seed, sequence_of<Mode>(8));
+            const RunReport one = expect_clean(seeded(backend, seed), 3, seed, sequence_of(mode, 8));
+            const RunReport other = expect_clean(seeded(backend, seed), 3, seed, sequence_of(mode, 8));
             EXPECT_EQ(one.num_steps, other.num_steps) << "seed " << seed;
             EXPECT_EQ(one.digests, other.digests) << "seed " << seed;
             numbers_of_steps.insert(one.num_steps);
@@ -71,20 +67,19 @@ TEST_BOTH_MODES(Simulation, OneSeedIsOneRun) {
 
 // Results do not depend on the schedule.
 TEST_BOTH_MODES(Simulation, EverySeedGivesTheSameBits) {
-    on_simulation([](const BackendSpec& backend) {
-        const RunReport first = expect_clean(seeded(backend, 1), 4, 1, sequence_of<Mode>(12));
+    on_simulation([=](const BackendSpec& backend) {
+        const RunReport first = expect_clean(seeded(backend, 1), 4, 1, sequence_of(mode, 12));
         for (uint64_t seed = 2; seed <= 10; ++seed)
-            EXPECT_EQ(expect_clean(seeded(backend, seed), 4, seed, sequence_of<Mode>(12)).digests, first.digests);
+            EXPECT_EQ(expect_clean(seeded(backend, seed), 4, seed, sequence_of(mode, 12)).digests, first.digests);
     });
 }
 
 // A fault shows, in the results or to the checkers of the protocol, within so many seeds.
-template <typename Mode>
-void expect_caught(const BackendSpec& backend, crossdockFault_t fault, uint64_t most_seeds) {
+void expect_caught(ncclEpAlgorithm_t mode, const BackendSpec& backend, crossdockFault_t fault, uint64_t most_seeds) {
     for (uint64_t seed = 1; seed <= most_seeds; ++seed) {
         BackendSpec spec = seeded(backend, seed);
         spec.deterministic.fault = fault;
-        if (run_ranks(spec, ranks_of(seed), sequence_of<Mode>(seed, false)).ok()) continue;
+        if (run_ranks(spec, ranks_of(seed), sequence_of(mode, seed, false)).ok()) continue;
         ::testing::Test::RecordProperty("seeds_until_caught", static_cast<int>(seed));
         return;
     }
@@ -94,46 +89,46 @@ void expect_caught(const BackendSpec& backend, crossdockFault_t fault, uint64_t 
 // Flags before data.
 TEST_BOTH_MODES(Simulation, ASkippedWaitForACopyIsCaught) {
     on_simulation(
-        [](const BackendSpec& backend) { expect_caught<Mode>(backend, CROSSDOCK_FAULT_SKIP_STORE_WAIT, 50); });
+        [=](const BackendSpec& backend) { expect_caught(mode, backend, CROSSDOCK_FAULT_SKIP_STORE_WAIT, 50); });
 }
 
 // Senders without credit.
 TEST_BOTH_MODES(Simulation, AReusedSlotIsCaught) {
-    on_simulation([](const BackendSpec& backend) { expect_caught<Mode>(backend, CROSSDOCK_FAULT_REUSE_SLOT, 200); });
+    on_simulation([=](const BackendSpec& backend) { expect_caught(mode, backend, CROSSDOCK_FAULT_REUSE_SLOT, 200); });
 }
 
-template <typename Mode>
-void expect_survives_garbage(const BackendSpec& backend, int (*num_ranks)(uint64_t), uint64_t num_seeds) {
+void expect_survives_garbage(ncclEpAlgorithm_t mode, const BackendSpec& backend, int (*num_ranks)(uint64_t),
+                             uint64_t num_seeds) {
     const Seeds seeds = seeds_or(1, num_seeds);
     uint64_t clean = 0;
     for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed)
-        clean += survives_garbage(backend, num_ranks(seed), seed, sequence_of<Mode>(seed)) ? 1 : 0;
+        clean += survives_garbage(backend, num_ranks(seed), seed, sequence_of(mode, seed)) ? 1 : 0;
     EXPECT_TRUE(clean < seeds.count || seeds.count < 50) << "no rank saw garbage";
 }
 
 // If a rank writes garbage into the others' memory, calls still end, and write only their outputs.
 TEST_BOTH_MODES(Simulation, SurvivesGarbage) {
     on_simulation(
-        [](const BackendSpec& backend) { expect_survives_garbage<Mode>(backend, ranks_of, share_of<Mode>(400)); });
+        [=](const BackendSpec& backend) { expect_survives_garbage(mode, backend, ranks_of, share_of(mode, 400)); });
 }
 
 // The same between two LSA teams.
 TEST_BOTH_MODES(Simulation, SurvivesGarbageBetweenLsaTeams) {
-    on_simulation([](const BackendSpec& backend) {
+    on_simulation([=](const BackendSpec& backend) {
         const WithLsaTeam team(2);
-        expect_survives_garbage<Mode>(
-            backend, [](uint64_t) { return 4; }, share_of<Mode>(120));
+        expect_survives_garbage(
+            mode, backend, [](uint64_t) { return 4; }, share_of(mode, 120));
     });
 }
 
 // Copies that take very long or no time change nothing.
 TEST_BOTH_MODES(Simulation, DelaysOfCopiesDoNotMatter) {
-    on_simulation([](const BackendSpec& backend) {
+    on_simulation([=](const BackendSpec& backend) {
         for (const uint64_t delay_ns : {1u, 1'000u, 3'000'000u}) {
-            for (uint64_t seed = 1; seed <= share_of<Mode>(20); ++seed) {
+            for (uint64_t seed = 1; seed <= share_of(mode, 20); ++seed) {
                 BackendSpec spec = seeded(backend, seed);
                 spec.deterministic.max_copy_delay_ns = delay_ns;
-                expect_clean(spec, ranks_of(seed), seed, sequence_of<Mode>(seed));
+                expect_clean(spec, ranks_of(seed), seed, sequence_of(mode, seed));
             }
         }
     });

@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "conformance/ht/bad_call.h"
+#include "conformance/support/bad_call.h"
 
 namespace crossdock::testing {
 namespace {
@@ -189,8 +189,8 @@ TEST(HtBadGroup, EagerExpertMajorNeedsABoundOfK) {
     });
 }
 
-using Row = Spoiled<HtUpdateCall>;
-using Call = HtUpdateCall&;
+using Row = Spoiled<UpdateCall>;
+using Call = UpdateCall&;
 
 const Row kUpdates[] = {
     {"handle NULL", [](Call c) { c.handle = nullptr; }, "handle"},
@@ -232,10 +232,10 @@ const Row kExpertMajorUpdates[] = {
 TEST(HtBadUpdate, Routings) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            HtVictim flat(context, NCCL_EP_LAYOUT_FLAT);
+            Victim flat(context, kHighThroughput, NCCL_EP_LAYOUT_FLAT);
             check_refusals(context, flat, kUpdates);
             check_refusals(context, flat, kFlatUpdates);
-            HtVictim expert_major(context, NCCL_EP_LAYOUT_EXPERT_MAJOR);
+            Victim expert_major(context, kHighThroughput, NCCL_EP_LAYOUT_EXPERT_MAJOR);
             check_refusals(context, expert_major, kUpdates);
             check_refusals(context, expert_major, kExpertMajorUpdates);
         });
@@ -246,9 +246,9 @@ TEST(HtBadUpdate, Routings) {
 TEST(HtBadUpdate, CreationInOneCall) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            HtVictim victim(context, NCCL_EP_LAYOUT_FLAT);
+            Victim victim(context, kHighThroughput, NCCL_EP_LAYOUT_FLAT);
             for (const Row& row : kUpdates) {
-                HtUpdateCall call(victim);
+                UpdateCall call(victim);
                 row.spoil(call);
                 // K is the tensor's, and the handle is an output here.
                 if (std::string(row.name) == "another K" || call.handle == nullptr) continue;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "conformance/ht/mask_support.h"
 
-#include <cstring>
+#include "conformance/support/modes.h"
 
 namespace crossdock::testing {
 
@@ -88,18 +88,9 @@ DegradedLayer::DegradedLayer(RankContext& context, ncclEpGroup_t group, const Pr
       }()) {}
 
 void DegradedLayer::run(int phase) {
-    switch (phase) {
-        case 0:
-            return update();
-        case 1:
-            return dispatch(NCCL_EP_FWD_PASS);
-        case 2:
-            return combine(NCCL_EP_FWD_PASS);
-        case 3:
-            return dispatch(NCCL_EP_BWD_PASS);
-        default:
-            return combine(NCCL_EP_BWD_PASS);
-    }
+    const auto [operation, direction] = phases_of(kHighThroughput)[static_cast<size_t>(phase)];
+    if (operation == Phase::kUpdate) return update();
+    operation == Phase::kDispatch ? dispatch(direction) : combine(direction);
 }
 
 void DegradedLayer::step() {

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 
-#include "conformance/ht/bad_call.h"
 #include "conformance/ht/mask_support.h"
 
 namespace crossdock::testing {

@@ -267,7 +267,7 @@ void disagree(RankContext& context, ncclEpLayout_t layout, const Difference& dif
 
 void all_disagree(const BackendSpec& spec, int num_ranks) {
     for (const Difference& difference : kDifferences) {
-        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+        for (const ncclEpLayout_t layout : kLlLayouts) {
             if (difference.odd.sums != CROSSDOCK_SUMS_EXACT && layout != NCCL_EP_LAYOUT_EXPERT_MAJOR) continue;
             const int odd_rank = static_cast<int>(&difference - kDifferences) % num_ranks;
             expect_clean(spec, num_ranks, std::nullopt,

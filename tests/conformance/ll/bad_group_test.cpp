@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "conformance/ll/bad_call.h"
+#include "conformance/support/bad_call.h"
 #include "conformance/support/random_problem.h"
 
 namespace crossdock::testing {
@@ -73,7 +73,7 @@ TEST(BadGroup, NothingIsDestroyedTwiceOrFromNull) {
 TEST(BadGroup, Handles) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            Victim victim(context, NCCL_EP_LAYOUT_EXPERT_MAJOR);
+            Victim victim(context, kLowLatency, NCCL_EP_LAYOUT_EXPERT_MAJOR);
             const ncclEpGroup_t group = victim.group();
             const int experts = victim.problem().num_experts;
             constexpr auto kLayout = NCCL_EP_LAYOUT_EXPERT_MAJOR;
@@ -132,7 +132,7 @@ TEST(BadGroup, Handles) {
 TEST(BadGroup, Routings) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            Victim victim(context, NCCL_EP_LAYOUT_RANK_MAJOR);
+            Victim victim(context, kLowLatency, NCCL_EP_LAYOUT_RANK_MAJOR);
             OpenTensor ids;
             ncclEpHandle_t made = nullptr;
             const auto update = [&](ncclDataType_t type, std::initializer_list<size_t> sizes) {

@@ -71,7 +71,7 @@ TEST(Compatibility, Version1AndVersion2CallersShareAProcess) {
 // With less shared memory kernels keep fewer rows in flight and compute the same; with too little they are refused.
 TEST(Compatibility, SharedMemoryCanBeLimited) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+        for (const ncclEpLayout_t layout : kLlLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const Problem problem = small_problem(context.num_ranks(), layout, 5);
                 Group group(context, problem);
@@ -104,7 +104,7 @@ TEST(Compatibility, SharedMemoryCanBeLimited) {
 
 TEST(Compatibility, Version1StructsEndWhereTheyEnded) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+        for (const ncclEpLayout_t layout : kLlLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const Problem problem = small_problem(context.num_ranks(), layout, 3);
                 ncclEpGroupConfig_t config = group_config_for(context, problem);
@@ -121,7 +121,7 @@ TEST(Compatibility, Version1StructsEndWhereTheyEnded) {
 
 TEST(Compatibility, NullConfigsMeanDefaults) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+        for (const ncclEpLayout_t layout : kLlLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const Problem problem = small_problem(context.num_ranks(), layout, 4);
                 Group group(context, problem);
@@ -256,7 +256,7 @@ TEST(Compatibility, FieldsAreReadWholeOrNotAtAll) {
 // An engine that serves both modes asks for experts' offsets and for the total in low latency, too.
 TEST(Compatibility, ReturnsPlacesInLowLatency) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+        for (const ncclEpLayout_t layout : kLlLayouts) {
             for (const ncclDataType_t type : {ncclInt32, ncclInt64}) {
                 expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                     const Problem problem = small_problem(context.num_ranks(), layout, 12);

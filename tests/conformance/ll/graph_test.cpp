@@ -42,7 +42,7 @@ void replay(RankContext& context, Layer& layer, Graph dispatch, Graph combine) {
 
 TEST(Graph, ReplaysFollowTheRoutingInTheBuffers) {
     on_gpus([](RankContext& context) {
-        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+        for (const ncclEpLayout_t layout : kLlLayouts) {
             const Problem problem = graph_problem(context.num_ranks(), layout, 1);
             Group group(context, problem);
             Layer layer(context, group.get(), problem);

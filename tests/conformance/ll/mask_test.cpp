@@ -21,7 +21,7 @@ TEST(Mask, SurvivorsOfAKilledProcessGoOn) {
         constexpr int kDead = 2;
         BackendSpec spec = backend;
         spec.doomed = {kDead};
-        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+        for (const ncclEpLayout_t layout : kLlLayouts) {
             expect_clean(spec, 4, std::nullopt, [=](RankContext& context) {
                 const Problem problem = busy_problem(4, layout, 1);
                 Group group(context, context.comm(), mask_config(context, problem, 700'000'000));
@@ -72,7 +72,7 @@ TEST(Mask, SurvivorsOfAKillAtAnyStepGoOn) {
     on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         constexpr int kRanks = 3;
         constexpr int kDead = 1;
-        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+        for (const ncclEpLayout_t layout : kLlLayouts) {
             const RankProgram program = [=](RankContext& context) {
                 const Problem problem = busy_problem(kRanks, layout, 2);
                 ncclEpGroupConfig_t config = mask_config(context, problem, 1'000'000);
@@ -136,7 +136,7 @@ void miss_and_come_back(RankContext& context, ncclEpLayout_t layout) {
 
 TEST(Mask, ARankThatMissedAStepOrWasLateComesBack) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+        for (const ncclEpLayout_t layout : kLlLayouts) {
             expect_clean(spec, ranks_or(3), std::nullopt,
                          [=](RankContext& context) { miss_and_come_back(context, layout); });
         }
@@ -146,7 +146,7 @@ TEST(Mask, ARankThatMissedAStepOrWasLateComesBack) {
 // Masks set by hand: nobody waits, nothing is an error, and setting them back brings everybody back.
 TEST(Mask, MasksAreSetByHandAndTakenBack) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+        for (const ncclEpLayout_t layout : kLlLayouts) {
             expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                 const int num_ranks = context.num_ranks();
                 const int lonely = 0;

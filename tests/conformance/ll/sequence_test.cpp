@@ -142,7 +142,7 @@ TEST(Sequence, AGroupIsDestroyedBeforeItsHandle) {
 TEST(Sequence, CombinesAndDispatchesRepeat) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(4), std::nullopt, [](RankContext& context) {
-            for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            for (const ncclEpLayout_t layout : kLlLayouts) {
                 const Problem problem = plain_problem(context.num_ranks(), layout, 5);
                 Group group(context, problem);
                 Layer layer(context, group.get(), problem);

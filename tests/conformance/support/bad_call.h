@@ -23,61 +23,53 @@ constexpr size_t kVictimTopk = 2;
 constexpr size_t kVictimHidden = 64;
 constexpr size_t kVictimScales = 128;
 
-// E = 2 R, M = 4, K = 2, B = 3, rows of 64 bf16. Every token goes to the first expert of its own rank and of the next
-// one, so that rows come to all ranks.
-Problem victim_problem(int num_ranks, ncclEpLayout_t layout);
-
-// The buffers and the handle of a layer, after a whole step, in a group of its own with max_token_bytes 1280.
-template <typename LayerType>
-class VictimOf {
+// The buffers and the handle of a layer, after a whole step, in a group of its own with max_token_bytes 1280. E = 2 R,
+// M = 4, K = 2, B = 3, rows of 64 bf16. Every token goes to the first expert of its own rank and of the next one, so
+// that rows come to all ranks. High throughput: zones of 4 rows, room for all rows, or eager.
+class Victim {
   public:
-    VictimOf(RankContext& context, const auto& problem, ncclEpZeroCopyMode_t zero_copy = NCCL_EP_ZERO_COPY_AUTO)
-        : context_(context),
-          group_(context, context.comm(), config_for(context, problem, zero_copy)),
-          layer_(context, group_.get(), problem),
-          stream_(context.make_stream()),
-          input_(context, stream_, kBufferBytes),
-          output_(context, stream_, kBufferBytes) {
-        check_working();
-    }
-    VictimOf(const VictimOf&) = delete;
-    VictimOf& operator=(const VictimOf&) = delete;
+    Victim(RankContext& context, ncclEpAlgorithm_t mode, ncclEpLayout_t layout, bool is_eager = false);
 
     // Checks that nothing was written anywhere since the last call.
-    void check_untouched(const std::string& after) {
-        output_.check(kPoisoned, 128, "the outputs after a refused call, " + after + ",");
-    }
+    void check_untouched(const std::string& after);
     // That the group still works.
     void check_working() { layer_.round_trip(); }
 
     ncclEpGroup_t group() const { return group_.get(); }
-    const auto& problem() const { return layer_.problem(); }
+    const Problem& problem() const { return layer_.problem(); }
     std::byte* input() { return input_.data(); }
     std::byte* output() { return output_.data(); }
     std::byte* routing() { return layer_.ids(); }
     ncclEpHandle_t handle() const { return layer_.handle(); }
+    size_t local_experts() const { return static_cast<size_t>(problem().local_experts()); }
+    // That a receive tensor, or one of weights, must have.
+    std::vector<size_t> extents_of_rows(size_t width) const { return row_extents(problem(), num_rows(), width); }
+    std::vector<size_t> extents_of_weights() const { return weight_extents(problem(), num_rows()); }
 
     static constexpr size_t kBufferBytes = 1u << 19;
 
   private:
-    static inline const Bytes kPoisoned = Bytes(kBufferBytes, kPoison);  // made before threads are
+    Victim(RankContext& context, const Problem& problem);
+    size_t num_rows() const;
 
-    static ncclEpGroupConfig_t config_for(RankContext& context, const auto& problem, ncclEpZeroCopyMode_t zero_copy) {
-        ncclEpGroupConfig_t config = group_config_for(context, problem);
-        config.max_token_bytes = 1280;
-        config.zero_copy = zero_copy;
-        return config;
-    }
-
-  protected:
     RankContext& context_;
     Group group_;
-    LayerType layer_;
-
-  private:
-    cudaStream_t stream_;
+    Layer layer_;
     Buffer input_;   // every input tensor starts here: what it holds does not matter
     Buffer output_;  // and every output here
+};
+
+// A whole ncclEpUpdateHandle of high throughput.
+struct UpdateCall {
+    explicit UpdateCall(Victim& victim);
+    ncclResult_t operator()() { return ncclEpUpdateHandle(handle, ids_pointer, info_pointer, nullptr); }
+
+    Victim& victim;
+    ncclEpHandle_t handle;
+    OpenTensor ids, counters, offsets, total;
+    ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
+    const ncclEpTensor_t* ids_pointer = &ids.tensor;
+    const ncclEpLayoutInfo_t* info_pointer = &info;
 };
 
 // What a whole ncclEpDispatch points to. Pointers in `inputs`, `outputs` and `info` may be set to null.
@@ -99,26 +91,13 @@ struct DispatchArguments {
     ncclEpDispatchConfig_t* config_pointer = &config;
 };
 
-// A victim says the extents of a receive tensor (extents_of_rows) and the type of received ids (kIdType).
-template <typename VictimType>
-struct DispatchCallOf : DispatchArguments {
-    using Victim = VictimType;
-    explicit DispatchCallOf(Victim& made_for) : DispatchArguments(made_for.handle()), victim(made_for) {
-        tokens.set(ncclBfloat16, {kVictimTokens, kVictimHidden}, victim.input());
-        weights.set(ncclFloat32, {kVictimTokens, kVictimTopk}, victim.input());
-        received.set(ncclBfloat16, victim.extents_of_rows(kVictimHidden), victim.output());
-        received_weights.set(ncclFloat32, victim.extents_of_rows(kVictimTopk), victim.output());
-        received_ids.set(Victim::kIdType, victim.extents_of_rows(kVictimTopk), victim.output());
-        inputs.tokens = &tokens.tensor;
-        outputs.tokens = &received.tensor;
-    }
-    void forward_scales() {
-        config.quant_recipe = NCCL_EP_DISP_QUANT_FWD;
-        scales.set(ncclUint8, {kVictimTokens, kVictimScales}, victim.input());
-        received_scales.set(ncclUint8, victim.extents_of_rows(kVictimScales), victim.output());
-        inputs.scales = &scales.tensor;
-        outputs.scales = &received_scales.tensor;
-    }
+struct DispatchCall : DispatchArguments {
+    explicit DispatchCall(Victim& victim);
+    void forward_scales();
+    // Low latency: 512 elements with 4 scales of fp32.
+    void quantise();
+    // High throughput.
+    void go_backward();
 
     Victim& victim;
 };
@@ -139,16 +118,12 @@ struct CombineArguments {
     ncclEpCombineConfig_t* config_pointer = &config;
 };
 
-template <typename VictimType>
-struct CombineCallOf : CombineArguments {
-    using Victim = VictimType;
-    explicit CombineCallOf(Victim& made_for) : CombineArguments(made_for.handle()), victim(made_for) {
-        rows.set(ncclBfloat16, victim.extents_of_rows(kVictimHidden), victim.input());
-        scales.set(ncclFloat32, victim.extents_of_rows(1), victim.input());
-        combined.set(ncclBfloat16, {kVictimTokens, kVictimHidden}, victim.output());
-        inputs.tokens = &rows.tensor;
-        outputs.tokens = &combined.tensor;
-    }
+struct CombineCall : CombineArguments {
+    explicit CombineCall(Victim& victim);
+    // Low latency: NVFP4.
+    void quantise();
+    // High throughput.
+    void go_backward();
 
     Victim& victim;
 };
@@ -164,8 +139,8 @@ struct Spoiled {
 
 // Makes every call of the table, each spoiled in its way: it gets its code, the message has its word, nothing is
 // written; and then the group still works.
-template <typename Call, typename CallVictim, size_t count>
-void check_refusals(RankContext& context, CallVictim& victim, const Spoiled<Call> (&table)[count]) {
+template <typename Call, size_t count>
+void check_refusals(RankContext& context, Victim& victim, const Spoiled<Call> (&table)[count]) {
     for (const Spoiled<Call>& row : table) {
         Call call(victim);
         row.spoil(call);
@@ -196,10 +171,11 @@ void check_group_refusals(RankContext& context, ncclEpAlgorithm_t algorithm, std
 
 // On each backend, with a victim of that layout.
 template <typename Call, size_t count>
-void check_on_each_backend(ncclEpLayout_t layout, const Spoiled<Call> (&table)[count], auto... of_victim) {
+void check_on_each_backend(ncclEpAlgorithm_t mode, ncclEpLayout_t layout, const Spoiled<Call> (&table)[count],
+                           bool is_eager = false) {
     on_each_backend(kEveryBackend, [&](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [&](RankContext& context) {
-            typename Call::Victim victim(context, layout, of_victim...);
+            Victim victim(context, mode, layout, is_eager);
             check_refusals(context, victim, table);
         });
     });

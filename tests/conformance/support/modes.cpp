@@ -4,33 +4,48 @@
 namespace crossdock::testing {
 namespace {
 
-enum HtPhase { kUpdate, kDispatch, kCombine, kBackwardDispatch, kBackwardCombine };
+constexpr Phase kPhases[] = {{Phase::kUpdate},
+                             {Phase::kDispatch},
+                             {Phase::kCombine},
+                             {Phase::kDispatch, NCCL_EP_BWD_PASS},
+                             {Phase::kCombine, NCCL_EP_BWD_PASS}};
 
-ncclEpPassDir_t direction_of(int phase) { return phase < kBackwardDispatch ? NCCL_EP_FWD_PASS : NCCL_EP_BWD_PASS; }
-
-bool is_dispatch(int phase) { return phase == kDispatch || phase == kBackwardDispatch; }
+const Phase& phase_of(const Layer& layer, int phase) {
+    return phases_of(layer.problem().algorithm)[static_cast<size_t>(phase)];
+}
 
 }  // namespace
 
-void LowLatency::prepare(Layer& layer, int phase) { phase == 0 ? layer.prepare_dispatch() : layer.prepare_combine(); }
-
-ncclResult_t LowLatency::run(Layer& layer, int phase) { return phase == 0 ? layer.dispatch() : layer.combine(); }
-
-void LowLatency::check(Layer& layer, int phase) { phase == 0 ? layer.check_dispatch() : layer.check_combine(); }
-
-void HighThroughput::prepare(Layer& layer, int phase) {
-    if (phase == kUpdate) return layer.prepare_update();
-    is_dispatch(phase) ? layer.prepare_dispatch() : layer.prepare_combine();
+const char* Phase::name() const {
+    return operation == kUpdate ? "update" : operation == kDispatch ? "dispatch" : "combine";
 }
 
-ncclResult_t HighThroughput::run(Layer& layer, int phase) {
-    if (phase == kUpdate) return layer.update();
-    return is_dispatch(phase) ? layer.dispatch(direction_of(phase)) : layer.combine(direction_of(phase));
+std::span<const Phase> phases_of(ncclEpAlgorithm_t mode) {
+    const std::span<const Phase> phases(kPhases);
+    return is_ht(mode) ? phases : phases.subspan(1, 2);
 }
 
-void HighThroughput::check(Layer& layer, int phase) {
-    if (phase == kUpdate) return layer.check_update();
-    is_dispatch(phase) ? layer.check_dispatch(direction_of(phase)) : layer.check_combine(direction_of(phase));
+void prepare_phase(Layer& layer, int phase) {
+    switch (phase_of(layer, phase).operation) {
+        case Phase::kUpdate:
+            return layer.prepare_update();
+        case Phase::kDispatch:
+            return layer.prepare_dispatch();
+        case Phase::kCombine:
+            return layer.prepare_combine();
+    }
+}
+
+ncclResult_t run_phase(Layer& layer, int phase) {
+    const auto [operation, direction] = phase_of(layer, phase);
+    if (operation == Phase::kUpdate) return layer.update();
+    return operation == Phase::kDispatch ? layer.dispatch(direction) : layer.combine(direction);
+}
+
+void check_phase(Layer& layer, int phase) {
+    const auto [operation, direction] = phase_of(layer, phase);
+    if (operation == Phase::kUpdate) return layer.check_update();
+    operation == Phase::kDispatch ? layer.check_dispatch(direction) : layer.check_combine(direction);
 }
 
 }  // namespace crossdock::testing

@@ -4,47 +4,35 @@
 
 #include <gtest/gtest.h>
 
+#include <span>
+
 #include "conformance/support/layer.h"
 #include "conformance/support/options.h"
 
 namespace crossdock::testing {
 
-// Each with the operations of its step as phases, which a test may run one by one.
-struct LowLatency {
-    static constexpr bool kIsHt = false;
-    static constexpr ncclEpAlgorithm_t kAlgorithm = NCCL_EP_ALGO_LOW_LATENCY;
-    static constexpr const auto& kLayouts = kLlLayouts;
+inline bool is_ht(ncclEpAlgorithm_t mode) { return mode == kHighThroughput; }
 
-    static constexpr const char* kPhases[] = {"dispatch", "combine"};
-    static void prepare(Layer& layer, int phase);
-    static ncclResult_t run(Layer& layer, int phase);
-    static void check(Layer& layer, int phase);
+// The operations of a step, which a test may run one by one: in low latency dispatch and combine; in high throughput an
+// update, then both forward and backward.
+struct Phase {
+    enum Operation { kUpdate, kDispatch, kCombine } operation;
+    ncclEpPassDir_t direction = NCCL_EP_FWD_PASS;
+    const char* name() const;  // as diagnoses have it
 };
+std::span<const Phase> phases_of(ncclEpAlgorithm_t mode);
+inline int num_phases(ncclEpAlgorithm_t mode) { return static_cast<int>(phases_of(mode).size()); }
 
-struct HighThroughput {
-    static constexpr bool kIsHt = true;
-    static constexpr ncclEpAlgorithm_t kAlgorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
-    static constexpr const auto& kLayouts = kHtLayouts;
-
-    // Forward, then backward.
-    static constexpr const char* kPhases[] = {"update", "dispatch", "combine", "dispatch", "combine"};
-    static void prepare(Layer& layer, int phase);
-    static ncclResult_t run(Layer& layer, int phase);
-    static void check(Layer& layer, int phase);
-};
-
-template <typename Mode>
-constexpr int num_phases() {
-    return static_cast<int>(std::size(Mode::kPhases));
-}
+// Phase number `phase` of the layer's mode.
+void prepare_phase(Layer& layer, int phase);
+ncclResult_t run_phase(Layer& layer, int phase);
+void check_phase(Layer& layer, int phase);
 
 }  // namespace crossdock::testing
 
-// A test of each mode: suite.name with Mode = LowLatency, Htsuite.name with Mode = HighThroughput.
-#define TEST_BOTH_MODES(suite, name)                                                  \
-    template <typename Mode>                                                          \
-    void suite##_##name();                                                            \
-    TEST(suite, name) { suite##_##name<::crossdock::testing::LowLatency>(); }         \
-    TEST(Ht##suite, name) { suite##_##name<::crossdock::testing::HighThroughput>(); } \
-    template <typename Mode>                                                          \
-    void suite##_##name()
+// A test of each mode: suite.name with mode kLowLatency, Htsuite.name with kHighThroughput.
+#define TEST_BOTH_MODES(suite, name)                                                 \
+    void suite##_##name(ncclEpAlgorithm_t mode);                                     \
+    TEST(suite, name) { suite##_##name(::crossdock::testing::kLowLatency); }         \
+    TEST(Ht##suite, name) { suite##_##name(::crossdock::testing::kHighThroughput); } \
+    void suite##_##name(ncclEpAlgorithm_t mode)

@@ -68,5 +68,6 @@ inline constexpr size_t kHtWindowBytes = 32u << 20;
 
 inline constexpr ncclEpLayout_t kLlLayouts[] = {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR};
 inline constexpr ncclEpLayout_t kHtLayouts[] = {NCCL_EP_LAYOUT_FLAT, NCCL_EP_LAYOUT_EXPERT_MAJOR};
+inline const auto& layouts_of(ncclEpAlgorithm_t mode) { return mode == kLowLatency ? kLlLayouts : kHtLayouts; }
 
 }  // namespace crossdock::testing
