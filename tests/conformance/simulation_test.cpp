@@ -12,20 +12,12 @@ namespace {
 
 // High throughput: low-latency handles come between, if wanted.
 RankProgram sequence_of(ncclEpAlgorithm_t mode, uint64_t seed, bool both_modes = true) {
-    SequenceShape shape{
-        .layers_per_group = 2,
-        .ll_limits = {.most_row_bytes = 256, .most_receive_bytes = 32u << 10, .most_tokens = 5},
-        .ht_limits = {
-            .algorithm = kHighThroughput, .most_row_bytes = 256, .most_receive_bytes = 16u << 10, .most_tokens = 5}};
-    if (is_ht(mode)) {
-        shape.ht_groups = 1;
-        shape.ll_groups = both_modes && seed % 8 == 0 ? 1 : 0;
-        shape.num_steps = 10;
-        shape.windows = seed % 2 == 0;
-    } else {
-        shape.ll_groups = 1;
-        shape.num_steps = 12;
-    }
+    const ProblemLimits ll{.most_row_bytes = 256, .most_receive_bytes = 32u << 10, .most_tokens = 5};
+    const ProblemLimits ht{
+        .algorithm = kHighThroughput, .most_row_bytes = 256, .most_receive_bytes = 16u << 10, .most_tokens = 5};
+    SequenceShape shape{.groups = {is_ht(mode) ? ht : ll}, .layers_per_group = 2, .num_steps = is_ht(mode) ? 10 : 12};
+    if (is_ht(mode) && both_modes && seed % 8 == 0) shape.groups.push_back(ll);
+    shape.windows = is_ht(mode) && seed % 2 == 0;
     return [=](RankContext& context) { run_sequence(context, shape, seed); };
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
 #include <list>
 
 #include "conformance/support/scoped_arena.h"
@@ -20,17 +21,9 @@ enum class Unchecked { kNothing, kDispatch, kCombine };
 // A handle, and what is done with it.
 class Actor {
   public:
-    virtual ~Actor() = default;
-    virtual void act(Random& random) = 0;
-    // Completes what is pending and looks at what has not been looked at.
-    virtual void finish() = 0;
-};
-
-class LlActor : public Actor {
-  public:
-    // pending_in_group: splits of the group that are sent and not completed.
-    LlActor(RankContext& context, ncclEpGroup_t group, int& pending_in_group, const Problem& problem,
-            const LayerOptions& options)
+    // pending_in_group: low-latency splits of the group that are sent and not completed.
+    Actor(RankContext& context, ncclEpGroup_t group, int& pending_in_group, const Problem& problem,
+          const LayerOptions& options)
         : context_(context),
           group_(group),
           pending_in_group_(pending_in_group),
@@ -38,7 +31,18 @@ class LlActor : public Actor {
           options_(options),
           layer_(std::make_unique<Layer>(context, group, problem, options)) {}
 
-    void act(Random& random) override {
+    void act(Random& random) { problem_.is_ht() ? act_in_ht(random) : act_in_ll(random); }
+
+    // Completes what is pending and looks at what has not been looked at.
+    void finish() {
+        complete();
+        check();
+    }
+
+  private:
+    // Low latency splits operations; high throughput repeats them, and goes backward. What one may do at a time says
+    // nothing of the other, so there are two functions.
+    void act_in_ll(Random& random) {
         if (pending_ != Unchecked::kNothing) return complete();
         const bool split = random.chance(40) && pending_in_group_ < kMostPendingSplits;
         const int choice = random.below(100);
@@ -46,13 +50,10 @@ class LlActor : public Actor {
         if (choice < 10) return RANK_OK(context_, layer_->complete());
         check();
         if (choice < 25) {
-            problem_ = rerouted(problem_, random.bits());
-            layer_->route(problem_);
+            route(random);
             dispatched_ = false;
         } else if (choice < 32) {
-            layer_.reset();
-            problem_ = rerouted(problem_, random.bits());
-            layer_ = std::make_unique<Layer>(context_, group_, problem_, options_);
+            remake(random);
             dispatched_ = false;
         } else if (choice < 65 || !dispatched_) {
             layer_->prepare_dispatch();
@@ -66,12 +67,45 @@ class LlActor : public Actor {
         }
     }
 
-    void finish() override {
-        complete();
+    void act_in_ht(Random& random) {
         check();
+        const int choice = random.below(100);
+        direction_ = random.pick({NCCL_EP_FWD_PASS, NCCL_EP_BWD_PASS});
+        // The same again, with nothing between.
+        const int times = random.pick({1, 1, 1, 2, 3});
+        if (choice < 5) {
+            RANK_OK(context_, layer_->complete());
+        } else if (choice < 10) {
+            context_.synchronize(layer_->stream());  // its memory is given to others
+            remake(random);
+        } else if (choice < 35) {
+            for (int i = 0; i < times; ++i) route(random);
+            layer_->check_update();
+        } else if (choice < 70) {
+            layer_->change_data(random.bits());
+            layer_->prepare_dispatch();
+            for (int i = 0; i < times; ++i) RANK_OK(context_, layer_->dispatch(direction_));
+            issued(Unchecked::kDispatch, false);
+        } else {
+            layer_->change_data(random.bits());
+            layer_->prepare_combine();
+            for (int i = 0; i < times; ++i) RANK_OK(context_, layer_->combine(direction_));
+            issued(Unchecked::kCombine, false);
+        }
     }
 
-  private:
+    void route(Random& random) {
+        problem_ = rerouted(problem_, random.bits());
+        layer_->route(problem_);
+    }
+
+    void remake(Random& random) {
+        layer_.reset();
+        options_.arena = nullptr;  // a window has room for one set of buffers of each actor
+        problem_ = rerouted(problem_, random.bits());
+        layer_ = std::make_unique<Layer>(context_, group_, problem_, options_);
+    }
+
     void issued(Unchecked operation, bool split) {
         (split ? pending_ : unchecked_) = operation;
         pending_in_group_ += split ? 1 : 0;
@@ -86,8 +120,8 @@ class LlActor : public Actor {
     }
 
     void check() {
-        if (unchecked_ == Unchecked::kDispatch) layer_->check_dispatch();
-        if (unchecked_ == Unchecked::kCombine) layer_->check_combine();
+        if (unchecked_ == Unchecked::kDispatch) layer_->check_dispatch(direction_);
+        if (unchecked_ == Unchecked::kCombine) layer_->check_combine(direction_);
         unchecked_ = Unchecked::kNothing;
     }
 
@@ -97,71 +131,8 @@ class LlActor : public Actor {
     Problem problem_;
     LayerOptions options_;
     std::unique_ptr<Layer> layer_;
-    bool dispatched_ = false;                  // combine may follow
+    bool dispatched_ = false;                  // a low-latency combine may follow
     Unchecked pending_ = Unchecked::kNothing;  // sent, not completed
-    Unchecked unchecked_ = Unchecked::kNothing;
-};
-
-class HtActor : public Actor {
-  public:
-    HtActor(RankContext& context, ncclEpGroup_t group, const Problem& problem, const LayerOptions& options)
-        : context_(context), group_(group), problem_(problem), options_(options) {
-        remake();
-    }
-
-    void act(Random& random) override {
-        finish();
-        const int choice = random.below(100);
-        const auto direction = random.pick({NCCL_EP_FWD_PASS, NCCL_EP_BWD_PASS});
-        // The same again, with nothing between.
-        const int times = random.pick({1, 1, 1, 2, 3});
-        if (choice < 5) {
-            RANK_OK(context_, ncclEpComplete(layer_->handle(), nullptr, layer_->stream()));
-        } else if (choice < 10) {
-            context_.synchronize(layer_->stream());  // its memory is given to others
-            layer_.reset();
-            problem_ = rerouted(problem_, random.bits());
-            remake();
-        } else if (choice < 35) {
-            for (int i = 0; i < times; ++i) {
-                problem_ = rerouted(problem_, random.bits());
-                layer_->route(problem_);
-            }
-            layer_->check_update();
-        } else if (choice < 70) {
-            layer_->change_data(random.bits());
-            layer_->prepare_dispatch();
-            for (int i = 0; i < times; ++i) RANK_OK(context_, layer_->dispatch(direction));
-            unchecked_ = Unchecked::kDispatch;
-        } else {
-            layer_->change_data(random.bits());
-            layer_->prepare_combine();
-            for (int i = 0; i < times; ++i) RANK_OK(context_, layer_->combine(direction));
-            unchecked_ = Unchecked::kCombine;
-        }
-        direction_ = direction;
-    }
-
-    void finish() override {
-        if (unchecked_ == Unchecked::kDispatch) layer_->check_dispatch(direction_);
-        if (unchecked_ == Unchecked::kCombine) layer_->check_combine(direction_);
-        unchecked_ = Unchecked::kNothing;
-    }
-
-  private:
-    void remake() {
-        // A window has room for one set of buffers of each actor.
-        if (options_.arena != nullptr && made_) options_.arena = nullptr;
-        made_ = true;
-        layer_ = std::make_unique<Layer>(context_, group_, problem_, options_);
-    }
-
-    RankContext& context_;
-    ncclEpGroup_t group_;
-    Problem problem_;
-    LayerOptions options_;
-    bool made_ = false;
-    std::unique_ptr<Layer> layer_;
     Unchecked unchecked_ = Unchecked::kNothing;
     ncclEpPassDir_t direction_ = NCCL_EP_FWD_PASS;
 };
@@ -171,17 +142,16 @@ class Sequence {
     Sequence(RankContext& context, const SequenceShape& shape, uint64_t seed)
         : context_(context), shape_(shape), random_(seed) {
         if (shape.windows) arena_.emplace(context, kHtWindowBytes);
-        for (int group = 0; group < shape.ht_groups; ++group) make_ht_group();
-        for (int group = 0; group < shape.ll_groups; ++group) make_ll_group();
+        for (const ProblemLimits& limits : shape.groups) make_group(limits);
     }
 
     void run() {
         for (int step = 0; step < shape_.num_steps; ++step) {
-            actors_[random_.below(static_cast<int>(actors_.size()))]->act(random_);
+            actors_[static_cast<size_t>(random_.below(static_cast<int>(actors_.size())))].act(random_);
             // What comes next relies on this.
             if (!context_.failures().empty()) throw StopProgram("a check failed");
         }
-        for (const auto& actor : actors_) actor->finish();
+        for (Actor& actor : actors_) actor.finish();
         if (shape_.windows) context_.barrier();
     }
 
@@ -189,7 +159,10 @@ class Sequence {
     // Of one group. Handles of different layouts, types, K and alignment share experts, numbers of tokens and the
     // budget.
     std::vector<Problem> random_problems(ProblemLimits limits) {
+        const bool in_ht = limits.algorithm == kHighThroughput;
         limits.num_ranks = context_.num_ranks();
+        if (in_ht) limits.quantised_combines = is_one_lsa_team(limits.num_ranks);
+        const Room room = in_ht ? random_.pick({Room::kEnough, Room::kDropping, Room::kEager}) : Room::kAny;
         limits.local_experts = random_.pick({1, 2, 3, 8});
         std::vector<Problem> problems;
         int max_tokens = 0;
@@ -198,38 +171,16 @@ class Sequence {
             max_tokens = std::max(max_tokens, problems.back().max_tokens);
         }
         for (Problem& problem : problems) problem.max_tokens = max_tokens;
-        return problems;
-    }
-
-    ncclEpGroup_t make_group(ncclEpGroupConfig_t config, unsigned max_num_sms) {
-        config.max_num_sms = max_num_sms;
-        const bool other_communicator = shape_.two_communicators && groups_.size() % 2 == 1;
-        groups_.emplace_back(context_, other_communicator ? context_.make_communicator() : context_.comm(), config);
-        return groups_.back().get();
-    }
-
-    void make_ll_group() {
-        std::vector<Problem> problems = random_problems(shape_.ll_limits);
+        if (in_ht) share_budget(problems, room);
         for (Problem& problem : problems) {
             // A group of a version 1 caller is another group's matter (compatibility_test.cpp).
             if (problem.recipe == reference::Recipe::kV1Fp8) problem.recipe = reference::Recipe::kFp8;
             problem = rerouted(problem, random_.bits());
         }
-        const ncclEpGroup_t group = make_group(group_config_for(context_, problems), sms_of_a_group(32));
-        int& pending = pending_.emplace_back(0);
-        for (const Problem& problem : problems) {
-            LayerOptions options;
-            options.create_in_one_call = random_.chance(50);
-            options.in_place = random_.chance(50);
-            actors_.push_back(std::make_unique<LlActor>(context_, group, pending, problem, options));
-        }
+        return problems;
     }
 
-    void make_ht_group() {
-        ProblemLimits limits = shape_.ht_limits;
-        limits.quantised_combines = is_one_lsa_team(context_.num_ranks());
-        const auto room = random_.pick({Room::kEnough, Room::kDropping, Room::kEager});
-        std::vector<Problem> problems = random_problems(limits);
+    void share_budget(std::vector<Problem>& problems, Room room) {
         const int max_tokens = problems[0].max_tokens;
         size_t budget = static_cast<size_t>(max_tokens);
         for (const Problem& problem : problems) budget = std::max(budget, problem.most_rows());
@@ -239,21 +190,33 @@ class Sequence {
             problem.drops = room == Room::kDropping;
             problem.budget = room == Room::kEager ? 0 : budget;
             problem.group_topk = room == Room::kEager ? problem.num_experts : 0;
-            problem = rerouted(problem, random_.bits());
         }
-        const ncclEpGroup_t group = make_group(group_config_for(context_, problems), sms_of_a_group(NCCL_EP_AUTO));
+    }
+
+    void make_group(const ProblemLimits& limits) {
+        const std::vector<Problem> problems = random_problems(limits);
+        ncclEpGroupConfig_t config = group_config_for(context_, problems);
+        config.max_num_sms = sms_of_a_group(limits.algorithm);
+        const bool other_communicator = shape_.two_communicators && groups_.size() % 2 == 1;
+        groups_.emplace_back(context_, other_communicator ? context_.make_communicator() : context_.comm(), config);
+        int& pending = pending_.emplace_back(0);
         for (const Problem& problem : problems) {
-            const LayerOptions options =
-                random_options(random_.bits(), kHighThroughput, arena_ ? arena_->get() : nullptr);
-            actors_.push_back(std::make_unique<HtActor>(context_, group, problem, options));
+            LayerOptions options;
+            if (problem.is_ht()) {
+                options = random_options(random_.bits(), kHighThroughput, arena_ ? arena_->get() : nullptr);
+            } else {
+                options.create_in_one_call = random_.chance(50);
+                options.in_place = random_.chance(50);
+            }
+            actors_.emplace_back(context_, groups_.back().get(), pending, problem, options);
         }
     }
 
     // Kernels of different groups run at once: on a GPU that ranks share, all of them must fit.
-    unsigned sms_of_a_group(unsigned of_one_group) const {
-        const int num_groups = shape_.ll_groups + shape_.ht_groups;
+    unsigned sms_of_a_group(ncclEpAlgorithm_t algorithm) const {
+        const auto num_groups = static_cast<int>(shape_.groups.size());
         if (!context_.is_gpu()) return NCCL_EP_AUTO;
-        if (num_groups == 1) return of_one_group;
+        if (num_groups == 1) return algorithm == kLowLatency ? 32 : NCCL_EP_AUTO;
         return static_cast<unsigned>(std::max(1, kSmsOfSharedGpu / (num_groups * context_.num_ranks())));
     }
 
@@ -262,8 +225,8 @@ class Sequence {
     Random random_;
     std::optional<ScopedArena> arena_;
     std::list<Group> groups_;
-    std::list<int> pending_;  // of each group of low latency
-    std::vector<std::unique_ptr<Actor>> actors_;
+    std::list<int> pending_;  // of each group
+    std::deque<Actor> actors_;
 };
 
 }  // namespace
@@ -273,7 +236,7 @@ void run_sequence(RankContext& context, const SequenceShape& shape, uint64_t see
 }
 
 void run_sequences(const BackendSpec& spec, SequenceShape shape, const Seeds& seeds) {
-    shape.ll_limits.quantised_combines = !is_cuda(spec.kind);
+    for (ProblemLimits& limits : shape.groups) limits.quantised_combines = !is_cuda(spec.kind);
     for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
         BackendSpec seeded = spec;
         seeded.deterministic.seed = seed;

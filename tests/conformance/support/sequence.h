@@ -9,14 +9,11 @@
 namespace crossdock::testing {
 
 struct SequenceShape {
-    int ll_groups = 0;
-    int ht_groups = 0;
+    std::vector<ProblemLimits> groups;  // of each its mode, and what bounds its problems
     int layers_per_group = 3;
     int num_steps = 60;
     bool windows = false;            // tensors of high throughput lie in windows, some of them
     bool two_communicators = false;  // every other group has a communicator of its own
-    ProblemLimits ll_limits;
-    ProblemLimits ht_limits{.algorithm = kHighThroughput};
 };
 
 // Runs a script and checks every operation, some of them long after others have been issued.
