@@ -81,7 +81,7 @@ TEST(BadDispatch, Recipes) {
 
 // High throughput.
 
-const Row kOutputs[] = {
+const Row kHtOutputs[] = {
     {"output 3-D", [](Call c) { c.received.tensor.ndim = 3, c.received.sizes[2] = 1; }, "tokens"},
     {"output with too few rows", [](Call c) { c.received.sizes[0] -= 1; }, "tokens"},
     {"output with no rows", [](Call c) { c.received.sizes[0] = 0; }, "tokens"},
@@ -91,7 +91,7 @@ const Row kOutputs[] = {
 };
 
 TEST(HtBadDispatch, Outputs) {
-    for (const ncclEpLayout_t layout : kHtLayouts) check_on_each_backend(kHighThroughput, layout, kOutputs);
+    for (const ncclEpLayout_t layout : kHtLayouts) check_on_each_backend(kHighThroughput, layout, kHtOutputs);
 }
 
 const Row kFlat[] = {

@@ -42,14 +42,13 @@ Layer::Layer(RankContext& context, ncclEpGroup_t group, const Problem& problem, 
       problem_(problem),
       options_(options) {
     if (problem.is_ht()) lsa_team_size_ = static_cast<int>(traffic_of(context, group).lsa_team_size);
-    expect(problem);
     make_buffers();
     refill(problem);
     const ncclResult_t made = make_handle();
     if (made == ncclRemoteError && options.peers_may_die && !problem.is_ht())
         throw StopProgram("no handle without the dead");
     RANK_OK(context_, made);
-    if (!problem.is_ht() && problem.expert_major() && problem.sums != CROSSDOCK_SUMS_EXACT)
+    if (problem.expert_major() && problem.sums != CROSSDOCK_SUMS_EXACT)
         RANK_OK(context_, crossdockHandleSetSums(handle(), problem.sums));
 }
 

@@ -99,9 +99,9 @@ class Layer {
     ncclResult_t complete();
 
     // Dispatch and combine, each step checked.
-    void pass(ncclEpPassDir_t direction, const ActiveRanks& active = {});
+    void pass(ncclEpPassDir_t direction);
     // All passes of the mode; high throughput goes backward, too, after a look at what the last update wrote.
-    void round_trip(const ActiveRanks& active = {});
+    void round_trip();
 
     // That all outputs are as prepare_dispatch and prepare_combine left them.
     void check_nothing_was_written();
