@@ -95,9 +95,12 @@ class Caller {
         make_handle(layout, kTopk);
         make_handle(layout, 1);
         make_handle(other_of(layout), kTopk);
-        for (const HandleOf handle : {HandleOf::kLayout, HandleOf::kLayoutWithOneChoice, HandleOf::kOtherLayout})
+        for (const HandleOf handle : {HandleOf::kLayout, HandleOf::kLayoutWithOneChoice, HandleOf::kOtherLayout}) {
             RANK_OK(context_, call({.handle = handle}));
-        context_.synchronize(stream_);
+            // One at a time: on a GPU that ranks of one process share, the first kernel of a rank may else start only
+            // after those of the others have ended, which wait for it.
+            context_.synchronize(stream_);
+        }
         output_.poison();
     }
     ~Caller() {
