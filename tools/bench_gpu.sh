@@ -89,6 +89,8 @@ measure_low_latency() {
     compare ll-fp8 --tokens 128 --recipe fp8
     compare ll-rank-major-fp8 --tokens 128 --recipe fp8 "${windows[@]}"
     compare ll-expert-major-few-tokens --tokens 1,8,64
+    compare ll-expert-major-halves --tokens 128 --split
+    compare ll-fp8-halves --tokens 128 --recipe fp8 --split
     measure ll-overlap --tokens 128 --overlap "${windows[@]}"
     measure ll-expert-major-overlap --tokens 128 --overlap
     measure ll-sms --tokens 128 --sms 8,16,24,32,48,64,96,132 "${windows[@]}"
@@ -131,6 +133,8 @@ measure_own() {
     compare ll-rank-major-windows --tokens $some "${windows[@]}"
     compare ll-expert-major --tokens $some
     compare ll-fp8 --tokens $some --recipe fp8
+    compare ll-expert-major-halves --tokens 1,128 --split
+    compare ll-fp8-halves --tokens 1,128 --recipe fp8 --split
     compare ht-flat-windows --mode ht --tokens 4096 --windows
     compare ht-flat-windows-8-sms --mode ht --tokens 4096 --windows --sms 8
     ranks=4

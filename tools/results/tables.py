@@ -28,7 +28,8 @@ LL_ROWS = [("rank-major, windows", "ll-rank-major-windows"),
            ("rank-major, windows", "ll-rank-major-windows-few-tokens"),
            ("rank-major, windows, FP8", "ll-rank-major-fp8"), ("expert-major", "ll-expert-major"),
            ("expert-major", "ll-expert-major-few-tokens"), ("expert-major, sender's sums", "ll-expert-major-sums"),
-           ("expert-major, FP8", "ll-fp8")]
+           ("expert-major, FP8", "ll-fp8"), ("expert-major, as halves", "ll-expert-major-halves"),
+           ("expert-major, FP8, as halves", "ll-fp8-halves")]
 HT_ROWS = [("flat, windows", "ht-flat-windows-8-sms"), ("flat, windows", "ht-flat-windows-16-sms"),
            ("flat, windows", "ht-flat-windows-24-sms"), ("flat, windows, FP8 rows", "ht-flat-fp8-windows"),
            ("flat, staged", "ht-flat"),
@@ -36,6 +37,8 @@ HT_ROWS = [("flat, windows", "ht-flat-windows-8-sms"), ("flat, windows", "ht-fla
 # Text, run, tokens.
 ONE_GPU_ROWS = [("rank-major, windows", "ll-rank-major-windows", LL_TOKENS),
                 ("expert-major", "ll-expert-major", LL_TOKENS), ("expert-major, FP8", "ll-fp8", (1, 128)),
+                ("expert-major, as halves", "ll-expert-major-halves", (1, 128)),
+                ("expert-major, FP8, as halves", "ll-fp8-halves", (1, 128)),
                 ("rank-major, windows, 4 ranks", "ll-rank-major-windows-4-ranks", (1, 128))]
 ONE_GPU_UPDATES = [("all SMs", "ht-flat-windows"), ("8 SMs", "ht-flat-windows-8-sms")]
 CPU_ROWS = {"ll": [("8 processes, expert-major", "processes"), ("8 processes, rank-major", "processes-rank-major"),
