@@ -36,9 +36,8 @@ HT_ROWS = [("flat, windows", "ht-flat-windows-8-sms"), ("flat, windows", "ht-fla
            ("expert-major, windows", "ht-expert-major-windows-24-sms"), ("expert-major, staged", "ht-expert-major")]
 # Text, run, tokens.
 ONE_GPU_ROWS = [("rank-major, windows", "ll-rank-major-windows", LL_TOKENS),
-                ("expert-major", "ll-expert-major", LL_TOKENS), ("expert-major, FP8", "ll-fp8", (1, 128)),
+                ("expert-major", "ll-expert-major", (1, 128)), ("expert-major, FP8", "ll-fp8", (1, 128)),
                 ("expert-major, as halves", "ll-expert-major-halves", (1, 128)),
-                ("expert-major, FP8, as halves", "ll-fp8-halves", (1, 128)),
                 ("rank-major, windows, 4 ranks", "ll-rank-major-windows-4-ranks", (1, 128))]
 ONE_GPU_UPDATES = [("all SMs", "ht-flat-windows"), ("8 SMs", "ht-flat-windows-8-sms")]
 CPU_ROWS = {"ll": [("8 processes, expert-major", "processes"), ("8 processes, rank-major", "processes-rank-major"),
