@@ -101,7 +101,7 @@ ncclResult_t crossdockCommBarrier(ncclComm_t comm);
 
 /* ---- The simulation ---- */
 
-/* Planted faults, to show that checks find them. With WRITE_NONSENSE a rank chosen by the seed overwrites random words
+/* Planted faults, to show that checks find them. With WRITE_GARBAGE a rank chosen by the seed overwrites random words
  * of its peers' symmetric memory with random values, at random steps: calls may fail, and rows that are received or
  * combined may be wrong, but calls end, and nothing is written outside their outputs. The protocol's invariants are not
  * checked then. */
@@ -109,7 +109,8 @@ typedef enum {
     CROSSDOCK_FAULT_NONE = 0,
     CROSSDOCK_FAULT_SKIP_STORE_WAIT = 1, /* flags are raised before the data's asynchronous copy has completed */
     CROSSDOCK_FAULT_REUSE_SLOT = 2,      /* senders do not wait for the receiver's credit */
-    CROSSDOCK_FAULT_WRITE_NONSENSE = 3   /* a rank writes nonsense into the others' memory */
+    CROSSDOCK_FAULT_WRITE_GARBAGE = 3,   /* a rank writes garbage into the others' memory */
+    CROSSDOCK_FAULT_WRITE_NONSENSE = CROSSDOCK_FAULT_WRITE_GARBAGE /* deprecated name */
 } crossdockFault_t;
 
 typedef struct {

@@ -68,8 +68,8 @@ cpu::SimulationConfig checked_config(const crossdockSimulationConfig_t& config, 
         case CROSSDOCK_FAULT_REUSE_SLOT:
             checked.fault = cpu::Fault::kReuseSlot;
             return checked;
-        case CROSSDOCK_FAULT_WRITE_NONSENSE:
-            checked.fault = cpu::Fault::kWriteNonsense;
+        case CROSSDOCK_FAULT_WRITE_GARBAGE:
+            checked.fault = cpu::Fault::kWriteGarbage;
             return checked;
     }
     fail(ncclInvalidArgument, "config->fault is {}, allowed: 0..3", static_cast<int>(config.fault));

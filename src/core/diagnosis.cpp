@@ -114,8 +114,6 @@ const char* name_of(PeerNumber number) {
             return "as a token's index";
         case PeerNumber::kTarget:
             return "as a rank's index among its token's ranks";
-        case PeerNumber::kRowOfExpert:
-            return "as a row's index at its expert";
         case PeerNumber::kExpert:
             return "as an expert's id";
         case PeerNumber::kTokens:

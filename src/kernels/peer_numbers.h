@@ -12,7 +12,6 @@ enum class PeerNumber : uint32_t {
     kChoices,  // LL
     kToken,    // LL
     kTarget,   // LL
-    kRowOfExpert,
     kExpert,          // HT
     kTokens,          // HT
     kBase,            // HT

@@ -116,7 +116,7 @@ RunReport run_simulated(const BackendSpec& spec, int num_ranks, const RankProgra
         gather(*own, shared.report);
     };
     const ncclResult_t result =
-        crossdockRunSimulation(num_ranks, &spec.deterministic, one_rank, &run, &run.report.num_steps);
+        crossdockRunSimulation(num_ranks, &spec.simulation, one_rank, &run, &run.report.num_steps);
     if (result != ncclSuccess) {
         run.report.failures.push_back(
             fmt::format("crossdockRunSimulation answered {}: {}", result_name(result), crossdockGetLastError()));

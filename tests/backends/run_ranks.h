@@ -15,7 +15,7 @@ class HostNetwork;
 
 struct BackendSpec {
     Backend kind = Backend::kThreads;
-    crossdockSimulationConfig_t deterministic = CROSSDOCK_SIMULATION_CONFIG_INIT;
+    crossdockSimulationConfig_t simulation = CROSSDOCK_SIMULATION_CONFIG_INIT;
     int ranks_per_host = 0;          // 0: all ranks are on one
     HostNetwork* network = nullptr;  // kHosts: the hosts are those of this network, instead of mere names
     std::vector<int> doomed;         // processes that a signal may end without a failure

@@ -38,7 +38,7 @@ void run_seeds(const BackendSpec& spec, Seeds seeds, ProblemLimits limits, int m
         const Problem problem = random_problem(seed, limits);
         SCOPED_TRACE(problem.describe());
         BackendSpec seeded = spec;
-        seeded.deterministic.seed = seed;
+        seeded.simulation.seed = seed;
         const bool windows = is_ht(limits.algorithm) && reference::random_bits(seed, 8) % 2 == 1;
         expect_clean(seeded, limits.num_ranks, seed, round_trips(problem, windows, is_ht(limits.algorithm) ? 3 : 2));
     }
@@ -169,7 +169,7 @@ TEST(Random, SourcesWithFewAndManyTokensMeet) {
                 const Seeds seeds = seeds_or(1, 3);
                 for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
                     BackendSpec seeded = spec;
-                    seeded.deterministic.seed = seed;
+                    seeded.simulation.seed = seed;
                     expect_clean(seeded, problem.num_ranks, seed, few_and_many_tokens(problem, seed));
                 }
             }

@@ -28,7 +28,7 @@ int ranks_of(uint64_t seed) { return ranks_or(2 + static_cast<int>(reference::ra
 
 BackendSpec seeded(const BackendSpec& backend, uint64_t seed) {
     BackendSpec spec = backend;
-    spec.deterministic.seed = seed;
+    spec.simulation.seed = seed;
     return spec;
 }
 
@@ -70,7 +70,7 @@ TEST_BOTH_MODES(Simulation, EverySeedGivesTheSameBits) {
 void expect_caught(ncclEpAlgorithm_t mode, const BackendSpec& backend, crossdockFault_t fault, uint64_t most_seeds) {
     for (uint64_t seed = 1; seed <= most_seeds; ++seed) {
         BackendSpec spec = seeded(backend, seed);
-        spec.deterministic.fault = fault;
+        spec.simulation.fault = fault;
         if (run_ranks(spec, ranks_of(seed), sequence_of(mode, seed, false)).ok()) continue;
         ::testing::Test::RecordProperty("seeds_until_caught", static_cast<int>(seed));
         return;
@@ -119,7 +119,7 @@ TEST_BOTH_MODES(Simulation, DelaysOfCopiesDoNotMatter) {
         for (const uint64_t delay_ns : {1u, 1'000u, 3'000'000u}) {
             for (uint64_t seed = 1; seed <= share_of(mode, 20); ++seed) {
                 BackendSpec spec = seeded(backend, seed);
-                spec.deterministic.max_copy_delay_ns = delay_ns;
+                spec.simulation.max_copy_delay_ns = delay_ns;
                 expect_clean(spec, ranks_of(seed), seed, sequence_of(mode, seed));
             }
         }

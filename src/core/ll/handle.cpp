@@ -121,7 +121,7 @@ LlHandle::Routing LlHandle::read_routing(const ncclEpTensor_t* caller, size_t nu
 }
 
 void LlHandle::set_tag(unsigned int) {
-    fail(ncclInvalidUsage, "the handle is of an LL group: tags apply to HT handles");
+    fail(ncclInvalidUsage, "the handle belongs to an LL group, allowed for crossdockHandleSetTag: HT handles");
 }
 
 void LlHandle::set_sums(crossdockSums_t sums) {

@@ -12,7 +12,7 @@
 
 namespace crossdock::cpu {
 
-enum class Fault { kNone = 0, kSkipStoreWait = 1, kReuseSlot = 2, kWriteNonsense = 3 };
+enum class Fault { kNone = 0, kSkipStoreWait = 1, kReuseSlot = 2, kWriteGarbage = 3 };
 
 // Follows the protocol's events in the simulation and records the first violation. Null in other backends.
 class ProtocolChecker {

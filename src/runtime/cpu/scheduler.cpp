@@ -94,7 +94,7 @@ void Scheduler::step(Task& task) {
         network_.cut(config_.network.cut_rank);
     }
     // This notes no progress, which would keep the clock from reaching a deadline.
-    if (config_.fault == Fault::kWriteNonsense) {
+    if (config_.fault == Fault::kWriteGarbage) {
         const Unwatched unwatched;
         garbage_.step();
     }

@@ -55,7 +55,7 @@ void SlotChecker::memory_is_new(const void* memory) {
 }
 
 void SlotChecker::violated(const std::string& what) {
-    if (scheduler_->config().fault == Fault::kWriteNonsense) return;
+    if (scheduler_->config().fault == Fault::kWriteGarbage) return;
     if (violation_.empty()) {
         violation_ = fmt::format("seed {}, step {}: {}", scheduler_->config().seed, scheduler_->num_steps(), what);
     }

@@ -180,7 +180,7 @@ TEST(A2sgd, SeedsAreClean) {
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
             const WithLsaTeam team(seed % 3 == 0 ? 1 : 0);
             BackendSpec spec = backend;
-            spec.deterministic.seed = seed;
+            spec.simulation.seed = seed;
             expect_clean(spec, ranks_or(2 + static_cast<int>(seed % 3)), seed, [seed](RankContext& context) {
                 const A2sgdShape shape{{ncclFloat32, 100}, {ncclBfloat16, 20 * seed}};
                 A2sgdRank rank(context, shape, a2sgd_config(seed % 2 == 0));

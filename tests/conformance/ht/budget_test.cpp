@@ -124,7 +124,7 @@ TEST(HtBudget, RandomRoutingsAreDroppedInOrder) {
                 {.algorithm = kHighThroughput, .num_ranks = num_ranks, .most_row_bytes = 256, .room = Room::kDropping});
             SCOPED_TRACE(problem.describe());
             BackendSpec seeded = spec;
-            seeded.deterministic.seed = seed;
+            seeded.simulation.seed = seed;
             expect_clean(seeded, num_ranks, seed, [=](RankContext& context) {
                 Group group(context, problem);
                 Layer layer(context, group.get(), problem, {.extra_rows = 1, .extra_metadata_rows = 1});

@@ -196,9 +196,9 @@ TEST(HtLsaTeam, TheNetworksSpeedDoesNotMatter) {
             for (const uint64_t ns_per_kib : {1u, 20'000u}) {
                 for (uint64_t seed = 1; seed <= seeds_or(1, 6).count; ++seed) {
                     BackendSpec spec = backend;
-                    spec.deterministic.seed = seed;
-                    spec.deterministic.max_put_delay_ns = delay_ns;
-                    spec.deterministic.put_ns_per_kib = ns_per_kib;
+                    spec.simulation.seed = seed;
+                    spec.simulation.max_put_delay_ns = delay_ns;
+                    spec.simulation.put_ns_per_kib = ns_per_kib;
                     const Problem problem =
                         random_problem(seed, {.algorithm = kHighThroughput, .num_ranks = 4, .most_row_bytes = 256});
                     expect_clean(spec, 4, seed, round_trips(problem, rerouted(problem, seed + 7)));

@@ -150,7 +150,7 @@ TEST(HtMask, HealthyGroupsBringTheSame) {
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
             const int num_ranks = ranks_or(1 + static_cast<int>(seed % 4));
             BackendSpec seeded = spec;
-            seeded.deterministic.seed = seed;
+            seeded.simulation.seed = seed;
             expect_clean(seeded, num_ranks, seed, [=](RankContext& context) {
                 const Problem problem = random_problem(seed, {.algorithm = kHighThroughput,
                                                               .num_ranks = num_ranks,

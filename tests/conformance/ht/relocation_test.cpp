@@ -52,7 +52,7 @@ TEST(HtRelocation, ASecondHandleWorksWithTheRoutingOfTheFirst) {
                     random_problem(seed, {.algorithm = kHighThroughput, .num_ranks = num_ranks, .most_row_bytes = 512});
                 SCOPED_TRACE(problem.describe());
                 BackendSpec seeded = spec;
-                seeded.deterministic.seed = seed;
+                seeded.simulation.seed = seed;
                 expect_clean(seeded, num_ranks, seed,
                              [=](RankContext& context) { relocate(context, problem, first_stays); });
             }

@@ -39,7 +39,7 @@ TEST(HtWindow, EveryPathGivesTheSameBits) {
                                                           .quantised_combines = is_one_lsa_team(num_ranks)});
             SCOPED_TRACE(problem.describe());
             BackendSpec seeded = spec;
-            seeded.deterministic.seed = seed;
+            seeded.simulation.seed = seed;
             expect_clean(seeded, num_ranks, seed, [=](RankContext& context) {
                 std::vector<std::byte> first;
                 for (const Path& path : kPaths) {

@@ -162,9 +162,9 @@ TEST(LsaTeam, TheNetworksSpeedDoesNotMatter) {
             for (const uint64_t ns_per_kib : {1u, 20'000u}) {
                 for (uint64_t seed = 1; seed <= seeds_or(1, 10).count; ++seed) {
                     BackendSpec spec = backend;
-                    spec.deterministic.seed = seed;
-                    spec.deterministic.max_put_delay_ns = delay_ns;
-                    spec.deterministic.put_ns_per_kib = ns_per_kib;
+                    spec.simulation.seed = seed;
+                    spec.simulation.max_put_delay_ns = delay_ns;
+                    spec.simulation.put_ns_per_kib = ns_per_kib;
                     expect_clean(spec, 4, seed,
                                  round_trips(random_problem(seed, {.num_ranks = 4, .most_row_bytes = 256})));
                 }
@@ -179,8 +179,8 @@ TEST(LsaTeam, PendingOperationsMayBeGivenUp) {
         const WithLsaTeam team(1);
         for (uint64_t seed = 1; seed <= seeds_or(1, 40).count; ++seed) {
             BackendSpec spec = backend;
-            spec.deterministic.seed = seed;
-            spec.deterministic.max_put_delay_ns = 500'000;
+            spec.simulation.seed = seed;
+            spec.simulation.max_put_delay_ns = 500'000;
             expect_clean(spec, 3, seed, [seed](RankContext& context) {
                 const auto layout = seed % 2 == 0 ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_RANK_MAJOR;
                 const Problem problem = busy_problem(3, layout, seed);
@@ -215,8 +215,8 @@ TEST(LsaTeam, LateRowsMeetNoSums) {
         }
         for (uint64_t seed = 1; seed <= seeds_or(1, 40).count; ++seed) {
             BackendSpec spec = backend;
-            spec.deterministic.seed = seed;
-            spec.deterministic.max_put_delay_ns = 100'000'000;
+            spec.simulation.seed = seed;
+            spec.simulation.max_put_delay_ns = 100'000'000;
             expect_clean(spec, kRanks, seed, [&](RankContext& context) {
                 Group group(context, near);
                 Layer kept(context, group.get(), near);

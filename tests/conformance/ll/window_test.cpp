@@ -45,7 +45,7 @@ TEST(Window, RandomProblemsMatchTheReference) {
             const bool keep_outputs = random.chance(50);
             SCOPED_TRACE(problem.describe());
             BackendSpec seeded = spec;
-            seeded.deterministic.seed = seed;
+            seeded.simulation.seed = seed;
             expect_clean(seeded, num_ranks, seed, [=](RankContext& context) {
                 window_round_trips(context, problem, mode, naming, keep_outputs);
             });
@@ -102,7 +102,7 @@ TEST(Window, PromisedWindowsAllowOnePendingSplit) {
         const Seeds seeds = seeds_or(1, seeds_in(spec.kind, 40));
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
             BackendSpec seeded = spec;
-            seeded.deterministic.seed = seed;
+            seeded.simulation.seed = seed;
             expect_clean(seeded, ranks_or(3), seed, [=](RankContext& context) {
                 const Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, seed);
                 ScopedArena arena(context, 1u << 20);

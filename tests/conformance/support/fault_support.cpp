@@ -155,7 +155,7 @@ void harm_at_many_steps(const BackendSpec& backend, Harm harm, int num_ranks, in
     ASSERT_GT(healthy.num_steps, 0u);
     for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
         const uint64_t step = reference::random_bits(seed, 1) % (healthy.num_steps + 1);
-        crossdockSimulationConfig_t& config = spec.deterministic;
+        crossdockSimulationConfig_t& config = spec.simulation;
         config.seed = seed;
         (harm == Harm::kKill ? config.killed_rank : config.cut_rank) = harmed;
         (harm == Harm::kKill ? config.killed_at_step : config.cut_at_step) = step;

@@ -82,8 +82,8 @@ RunReport expect_clean(const BackendSpec& spec, int num_ranks, std::optional<uin
 
 bool survives_garbage(const BackendSpec& backend, int num_ranks, uint64_t seed, const RankProgram& program) {
     BackendSpec spec = backend;
-    spec.deterministic.seed = seed;
-    spec.deterministic.fault = CROSSDOCK_FAULT_WRITE_NONSENSE;
+    spec.simulation.seed = seed;
+    spec.simulation.fault = CROSSDOCK_FAULT_WRITE_GARBAGE;
     const RunReport report = run_ranks(spec, num_ranks, program);
     for (const std::string& failure : report.failures) {
         const auto says = [&](const char* words) { return failure.find(words) != std::string::npos; };
