@@ -39,7 +39,11 @@ LlWorkload::LlWorkload(const LibraryComm& comm, const tools::RankContext& contex
     results_ = allocate(max_tokens * row_bytes_combine_, options.windows);
     expert_rows_ = options.recipe == NCCL_EP_DISP_QUANT_NONE ? received_
                                                              : allocate(num_rows * row_bytes_combine_, options.windows);
-    routing_->upload(0, std::vector<int64_t>(routing.begin(), routing.end()));
+    if (options.int32_ids) {
+        routing_->upload(0, routing);
+    } else {
+        routing_->upload(0, std::vector<int64_t>(routing.begin(), routing.end()));
+    }
     weights_->upload(0, weights);
     for (int token = 0; token < options.max_tokens(); ++token) {
         const Row row = input_row(options, context.rank, token);
@@ -75,7 +79,7 @@ void LlWorkload::select(int num_tokens) {
     tensors_.clear();
     tensors_.push_back(tokens_->tensor(input_dtype(options_), {tokens, hidden}));
     tensors_.push_back(scales_->tensor(ncclFloat32, {tokens, scales}));
-    tensors_.push_back(routing_->tensor(ncclInt64, {tokens, topk}));
+    tensors_.push_back(routing_->tensor(options_.int32_ids ? ncclInt32 : ncclInt64, {tokens, topk}));
     tensors_.push_back(weights_->tensor(ncclFloat32, {tokens, topk}));
     tensors_.push_back(received_->tensor(output_dtype(options_), {num_zones_, num_slots_, hidden}));
     tensors_.push_back(received_scales_->tensor(ncclFloat32, {num_zones_, num_slots_, scales}));

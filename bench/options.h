@@ -59,6 +59,7 @@ struct Options {
     bool kernels = false;
     bool overlap = false;
     bool split = false;  // send_only, then ncclEpComplete
+    bool int32_ids = false;
     int num_handles = 0;
     std::string library_path;  // another library to time beside ours
     std::string json_path;

@@ -8,10 +8,10 @@ namespace crossdock {
 
 enum class PeerNumber : uint32_t {
     kNone,
-    kRows,     // LL
-    kChoices,  // LL
-    kToken,    // LL
-    kTarget,   // LL
+    kRows,            // LL
+    kChoices,         // LL
+    kToken,           // LL
+    kTarget,          // LL
     kExpert,          // HT
     kTokens,          // HT
     kBase,            // HT

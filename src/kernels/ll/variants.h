@@ -34,7 +34,6 @@ struct LlCommonKnown : LlCommonOf<UnmaskedScope> {
     static constexpr LlForm kForm = kRowForm;
     static constexpr bool kFewTokens = true;
     static constexpr bool expert_major = kExpertMajor;
-    static constexpr bool ids_are_64_bit = true;
     static constexpr uint32_t halves = Halves::halves;
 };
 
@@ -94,8 +93,8 @@ namespace {
 template <typename Known>
 bool has_what_is_known(const LlCommon& c) {
     const bool are_few = c.num_tokens <= c.warp_layout.warps_per_block * uint32_t{kLanes};
-    return are_few && c.ids_are_64_bit == Known::ids_are_64_bit && c.expert_major == Known::expert_major &&
-           c.halves == Known::halves && c.scope.masking == UnmaskedScope::masking && c.topk <= Known::kMostTopk &&
+    return are_few && c.expert_major == Known::expert_major && c.halves == Known::halves &&
+           c.scope.masking == UnmaskedScope::masking && c.topk <= Known::kMostTopk &&
            c.own_rows_are_ll128 == (Known::kForm == LlForm::kLl128);
 }
 
