@@ -17,6 +17,11 @@ struct UnmaskedScope : WaitScope {
     static constexpr uint32_t masking = 0;
 };
 
+// A dispatch counts so many choices of a token at once: more would take 0.4 us of every dispatch. A combine reads one
+// per lane.
+inline constexpr uint32_t kTopkOfDispatch = 8;
+inline constexpr uint32_t kTopkOfCombine = 32;
+
 // The halves of an operation that a kernel runs.
 struct Both {
     static constexpr uint32_t halves = kSendHalf | kReceiveHalf;
@@ -28,9 +33,9 @@ struct Receive {
     static constexpr uint32_t halves = kReceiveHalf;
 };
 
-template <typename Halves, bool kExpertMajor, LlForm kRowForm>
+template <typename Halves, bool kExpertMajor, LlForm kRowForm, uint32_t kTopk>
 struct LlCommonKnown : LlCommonOf<UnmaskedScope> {
-    static constexpr uint32_t kMostTopk = 8;
+    static constexpr uint32_t kMostTopk = kTopk;
     static constexpr LlForm kForm = kRowForm;
     static constexpr bool kFewTokens = true;
     static constexpr bool expert_major = kExpertMajor;
@@ -38,7 +43,7 @@ struct LlCommonKnown : LlCommonOf<UnmaskedScope> {
 };
 
 template <typename Halves, bool kExpertMajor, LlForm kRowForm, LlDispatchWire kWire, bool kTransposedScales = false>
-struct LlDispatchKnown : LlDispatchArgsOf<LlCommonKnown<Halves, kExpertMajor, kRowForm>> {
+struct LlDispatchKnown : LlDispatchArgsOf<LlCommonKnown<Halves, kExpertMajor, kRowForm, kTopkOfDispatch>> {
     static constexpr bool kOneBatch = true;
     static constexpr LlDispatchWire wire = kWire;
     static constexpr bool transposed_scales = kTransposedScales;
@@ -71,7 +76,7 @@ struct ExpertMajorFp8RowsTransposed : LlDispatchKnown<Halves, true, LlForm::kPla
 // On GPUs all rows of a combine of one LSA team are LL128 rows, unless they are long or quantised. Rows stay only if
 // both halves run (core/ll/plan.cpp).
 template <typename Halves, bool kExpertMajor, bool kOwnRowsStay, LlCombineWire kWire = LlCombineWire::kRows>
-struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<Halves, kExpertMajor, LlForm::kLl128>> {
+struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<Halves, kExpertMajor, LlForm::kLl128, kTopkOfCombine>> {
     static constexpr DType dtype = DType::kBf16;
     static constexpr LlCombineWire wire = kWire;
     static constexpr RowForms forms = RowForms::kLl128;
