@@ -63,10 +63,10 @@ class Workload {
     template <typename Validator>
     Validation validate_pair(Validator validator, int num_tokens) {
         select(num_tokens);
-        dispatch(false);
+        run_once(Operation::kDispatch);
         device_.synchronize();
         validator.check_dispatch();
-        combine(false);
+        run_once(Operation::kCombine);
         device_.synchronize();
         validator.check_combine();
         return validator.result();
