@@ -214,8 +214,8 @@ void Group::limit_shared_bytes(int bytes) {
 
 bool Group::before_operation(cudaStream_t stream) { return order_ != nullptr && order_->before_operation(stream); }
 
-void Group::after_operation(cudaStream_t stream) {
-    if (order_ != nullptr) order_->after_operation(stream);
+void Group::after_operation(cudaStream_t stream, bool rest_follows) {
+    if (order_ != nullptr) order_->after_operation(stream, rest_follows);
     // Without an order the operation has finished, so a wait that expired in it is already known.
     if (order_ == nullptr) expect_working();
 }

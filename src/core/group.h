@@ -71,7 +71,7 @@ class Group {
 
     // Called around every launch for the group. Returns true if the operation is captured into a graph.
     bool before_operation(cudaStream_t stream);
-    void after_operation(cudaStream_t stream);
+    void after_operation(cudaStream_t stream, bool rest_follows = false);
     // Waits for all operations that were issued, on any stream.
     void await_operations();
 

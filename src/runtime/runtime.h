@@ -35,7 +35,8 @@ class StreamOrder {
   public:
     virtual ~StreamOrder() = default;
     virtual bool before_operation(cudaStream_t stream) = 0;
-    virtual void after_operation(cudaStream_t stream) = 0;
+    // rest_follows: the operation was the first half of one, whose second half is another operation.
+    virtual void after_operation(cudaStream_t stream, bool rest_follows = false) = 0;
     virtual bool is_idle() noexcept = 0;  // true if all issued operations have finished
     virtual void synchronize() = 0;       // waits until they have
 };

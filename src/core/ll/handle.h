@@ -93,11 +93,12 @@ void LlHandle::issue(const typename Kernel::Args& args, const LaunchShape& shape
     DeviceScope device(group_->runtime());
     before_operation(stream);
     launch<Kernel>(group_->runtime(), args, shape, stream);
-    if (args.common.halves == kSendHalf) {
+    const bool rest_follows = args.common.halves == kSendHalf;
+    if (rest_follows) {
         pending_ = Pending<Kernel>{args, shape};
         ++arena_->pending_splits;
     }
-    group_->after_operation(stream);
+    group_->after_operation(stream, rest_follows);
 }
 
 }  // namespace crossdock

@@ -12,13 +12,11 @@ std::vector<ListedKernel*>& list() {
     return kernels;
 }
 
-constexpr int kKnownDevices = 64;  // bits of prepared_
-
 }  // namespace
 
 ListedKernel::ListedKernel(const void* function) noexcept : function_(function) { list().push_back(this); }
 
-cudaError_t ListedKernel::prepare() noexcept {
+cudaError_t ListedKernel::prepare() const noexcept {
     int device = 0;
     int bytes = 0;
     cudaFuncAttributes attributes{};
@@ -27,17 +25,7 @@ cudaError_t ListedKernel::prepare() noexcept {
     if (result == cudaSuccess) result = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (result == cudaSuccess)
         result = cudaFuncSetAttribute(function_, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (result == cudaSuccess && device < kKnownDevices)
-        prepared_.fetch_or(uint64_t{1} << device, std::memory_order_release);
     return result;
-}
-
-cudaError_t ListedKernel::ensure_prepared() noexcept {
-    int device = 0;
-    const cudaError_t known = cudaGetDevice(&device);
-    if (known != cudaSuccess) return known;
-    const bool is_prepared = device < kKnownDevices && (prepared_.load(std::memory_order_acquire) >> device & 1) != 0;
-    return is_prepared ? cudaSuccess : prepare();
 }
 
 const std::vector<ListedKernel*>& listed_kernels() { return list(); }
@@ -45,7 +33,7 @@ const std::vector<ListedKernel*>& listed_kernels() { return list(); }
 void load_kernels(int device) {
     DeviceGuard guard(device);
     // Called every time: it is cheap if the kernels are loaded, and a device that was reset has unloaded them.
-    for (ListedKernel* kernel : list()) check_cuda(kernel->prepare(), "loading a kernel (cudaFuncGetAttributes)");
+    for (const ListedKernel* kernel : list()) check_cuda(kernel->prepare(), "loading a kernel (cudaFuncGetAttributes)");
 }
 
 void fail_launch(const char* kernel, const LaunchShape& shape, cudaError_t reason) {

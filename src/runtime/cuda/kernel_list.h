@@ -4,8 +4,6 @@
 
 #include <cuda_runtime.h>
 
-#include <atomic>
-#include <cstdint>
 #include <vector>
 
 #include "runtime/runtime.h"
@@ -21,15 +19,12 @@ class ListedKernel {
     explicit ListedKernel(const void* function) noexcept;
 
     // Loads the kernel on the current device and allows its blocks all of the device's shared memory.
-    cudaError_t prepare() noexcept;
-    // The same, once per device.
-    cudaError_t ensure_prepared() noexcept;
+    cudaError_t prepare() const noexcept;
 
     const void* function() const { return function_; }
 
   private:
     const void* function_;
-    std::atomic<uint64_t> prepared_{0};  // bit: device
 };
 
 // All kernels that this library can launch.

@@ -28,22 +28,19 @@ inline ListedKernel listed_kernel{reinterpret_cast<const void*>(kKernel)};
 template <auto kKernel, typename Args>
 requires std::is_same_v<decltype(kKernel), void (*)(Args)>
 void launch(const Args& args, const LaunchShape& shape, cudaStream_t stream, const char* name) {
-    cudaError_t result = listed_kernel<kKernel>.ensure_prepared();
-    if (result == cudaSuccess) {
-        cudaLaunchAttribute overlap{};
-        overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        overlap.val.programmaticStreamSerializationAllowed = 1;
-        cudaLaunchConfig_t config{};
-        config.attrs = &overlap;
-        config.numAttrs = shape.overlaps_previous ? 1 : 0;
-        config.gridDim = dim3(static_cast<unsigned>(shape.unused_blocks + shape.num_blocks));
-        config.blockDim = dim3(static_cast<unsigned>(shape.warps_per_block * kLanes));
-        config.dynamicSmemBytes = shape.shared_bytes;
-        config.stream = stream;
-        // CUDA's own template would copy the arguments once more.
-        void* parameters[] = {const_cast<Args*>(&args)};
-        result = cudaLaunchKernelExC(&config, listed_kernel<kKernel>.function(), parameters);
-    }
+    cudaLaunchAttribute overlap{};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.attrs = &overlap;
+    config.numAttrs = shape.overlaps_previous ? 1 : 0;
+    config.gridDim = dim3(static_cast<unsigned>(shape.unused_blocks + shape.num_blocks));
+    config.blockDim = dim3(static_cast<unsigned>(shape.warps_per_block * kLanes));
+    config.dynamicSmemBytes = shape.shared_bytes;
+    config.stream = stream;
+    // CUDA's own template would copy the arguments once more.
+    void* parameters[] = {const_cast<Args*>(&args)};
+    const cudaError_t result = cudaLaunchKernelExC(&config, listed_kernel<kKernel>.function(), parameters);
     if (result == cudaSuccess) return;
     const cudaError_t cleared = cudaGetLastError();
     static_cast<void>(cleared);

@@ -28,25 +28,36 @@ bool CudaStreamOrder::before_operation(cudaStream_t stream) {
     }
     now_.capture = 0;
     check_cuda(cudaStreamGetId(stream, &now_.stream), "cudaStreamGetId");
-    if (eager_stream_ != 0 && eager_stream_ != now_.stream)
+    if (eager_stream_ != 0 && eager_stream_ != now_.stream) {
+        check_cuda(record_late(), "cudaEventRecord");
         check_cuda(cudaStreamWaitEvent(stream, last_eager_), "cudaStreamWaitEvent");
+    }
     return false;
 }
 
-void CudaStreamOrder::after_operation(cudaStream_t stream) {
-    const bool is_captured = now_.capture != 0;
-    check_cuda(cudaEventRecord(is_captured ? last_captured_ : last_eager_, stream), "cudaEventRecord");
-    if (is_captured) {
+void CudaStreamOrder::after_operation(cudaStream_t stream, bool rest_follows) {
+    if (now_.capture != 0) {
+        check_cuda(cudaEventRecord(last_captured_, stream), "cudaEventRecord");
         capture_ = now_.capture;
-    } else {
-        eager_stream_ = now_.stream;
+        return;
     }
+    const bool is_default = stream == nullptr || stream == cudaStreamLegacy;
+    is_late_ = rest_follows && is_default;
+    if (!is_late_) check_cuda(cudaEventRecord(last_eager_, stream), "cudaEventRecord");
+    eager_stream_ = now_.stream;
+}
+
+cudaError_t CudaStreamOrder::record_late() noexcept {
+    const cudaError_t result = is_late_ ? cudaEventRecord(last_eager_, cudaStreamLegacy) : cudaSuccess;
+    if (result == cudaSuccess) is_late_ = false;
+    return result;
 }
 
 bool CudaStreamOrder::is_idle() noexcept {
     if (eager_stream_ == 0) return true;
     const RelaxedCapture relaxed;
-    const cudaError_t result = cudaEventQuery(last_eager_);
+    cudaError_t result = record_late();
+    if (result == cudaSuccess) result = cudaEventQuery(last_eager_);
     // Any other result, such as an earlier failure, does not mean that the operation has ended.
     if (result != cudaSuccess) (void)cudaGetLastError();
     return result == cudaSuccess;
@@ -55,6 +66,7 @@ bool CudaStreamOrder::is_idle() noexcept {
 void CudaStreamOrder::synchronize() {
     if (eager_stream_ == 0) return;
     DeviceGuard guard(device_);
+    check_cuda(record_late(), "cudaEventRecord");
     check_cuda(cudaEventSynchronize(last_eager_), "cudaEventSynchronize");
 }
 

@@ -18,7 +18,7 @@ class CudaStreamOrder final : public StreamOrder {
     CudaStreamOrder& operator=(const CudaStreamOrder&) = delete;
 
     bool before_operation(cudaStream_t stream) override;
-    void after_operation(cudaStream_t stream) override;
+    void after_operation(cudaStream_t stream, bool rest_follows) override;
     bool is_idle() noexcept override;
     void synchronize() override;
 
@@ -29,6 +29,8 @@ class CudaStreamOrder final : public StreamOrder {
         unsigned long long stream = 0;   // queried outside of captures only
     };
 
+    cudaError_t record_late() noexcept;
+
     int device_;
     // Separate events for eager and captured operations: an event recorded in a capture cannot be queried or waited for
     // outside of it.
@@ -36,7 +38,9 @@ class CudaStreamOrder final : public StreamOrder {
     cudaEvent_t last_captured_ = nullptr;
     Place now_;                            // of the operation being issued
     unsigned long long eager_stream_ = 0;  // of last_eager_
-    unsigned long long capture_ = 0;       // of last_captured_
+    // last_eager_ is not recorded yet: the rest of an operation on the default stream usually follows there.
+    bool is_late_ = false;
+    unsigned long long capture_ = 0;  // of last_captured_
 };
 
 }  // namespace crossdock
