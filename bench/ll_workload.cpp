@@ -53,6 +53,7 @@ LlWorkload::LlWorkload(const LibraryComm& comm, const tools::RankContext& contex
 
     auto config = make_struct<ncclEpGroupConfig_t>();
     config.algorithm = NCCL_EP_ALGO_LOW_LATENCY;
+    config.enable_mask = options.masks ? 1 : 0;
     config.max_token_bytes =
         static_cast<unsigned>(std::max(row_bytes_combine_, row_bytes_out_ + num_scales(options) * sizeof(float)));
     // Only rank-major dispatch can promise windows that peers write (nccl_ep.h).

@@ -58,6 +58,9 @@ std::string find_misplaced(const Options& options, const Words& words) {
     if (options.int32_ids) {
         return "--int32-ids: goes with --mode ll only";
     }
+    if (options.masks) {
+        return "--masks: goes with --mode ll only";
+    }
     if (options.sender_sums) {
         return "--sums: sender goes with --mode ll only; ht always sums a rank's rows there";
     }
@@ -227,6 +230,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     app.add_flag("--kernels", options.kernels, "--backend cuda: also time the kernels, by CUPTI");
     app.add_flag("--overlap", options.overlap, "--backend cuda: also time a matrix product between the halves");
     app.add_flag("--int32-ids", options.int32_ids, "ll: topk_idx is int32 instead of int64");
+    app.add_flag("--masks", options.masks, "ll: a group with enable_mask, which goes on without lost ranks");
     app.add_flag("--split", options.split, "ll: run each operation as a send half and ncclEpComplete");
     app.add_option("--handles", options.num_handles, "also time this many passes, each with its own handle (0)")
         ->check(integer_range(0, 10000000));

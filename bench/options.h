@@ -60,6 +60,7 @@ struct Options {
     bool overlap = false;
     bool split = false;  // send_only, then ncclEpComplete
     bool int32_ids = false;
+    bool masks = false;
     int num_handles = 0;
     std::string library_path;  // another library to time beside ours
     std::string json_path;

@@ -61,8 +61,9 @@ void print_row(const Options& options, const CaseResult& result, const char* nam
 // What only one of the modes knows.
 std::string special_case(const Options& options) {
     if (!options.is_high_throughput()) {
-        return fmt::format("{}{}{}", options.sender_sums ? "sender's sums" : "exact sums",
-                           options.split ? ", split" : "", options.int32_ids ? ", int32 ids" : "");
+        return fmt::format("{}{}{}{}", options.sender_sums ? "sender's sums" : "exact sums",
+                           options.split ? ", split" : "", options.int32_ids ? ", int32 ids" : "",
+                           options.masks ? ", masks" : "");
     }
     return fmt::format("{} pass{}{}{}", options.backward ? "backward" : "forward",
                        options.combines_in_mxfp8() ? ", combine in mxfp8" : "", options.eager ? ", eager" : "",

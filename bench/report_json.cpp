@@ -144,6 +144,7 @@ void write_json(const Options& options, const Machine& machine, const std::vecto
     } else {
         json["case"]["sums"] = options.sender_sums ? "sender" : "exact";
         json["case"]["split"] = options.split;
+        json["case"]["masks"] = options.masks;
         json["case"]["ids"] = options.int32_ids ? "int32" : "int64";
     }
     if (is_cuda(options.backend)) {
