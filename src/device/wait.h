@@ -76,7 +76,7 @@ struct HostVisibleStatus {
 // The group's words in device memory that every wait consults.
 struct WaitControl {
     uint32_t failed;
-    uint32_t losses;  // grows with every peer that an expired wait masks
+    uint32_t losses;  // grows twice with every peer that an expired wait masks
 };
 
 // The rank that waits, by value in every kernel's arguments.
@@ -103,7 +103,6 @@ struct Operation {
     uint64_t base = 0;       // where the buffer begins in every arena
     uint64_t free_from = 0;  // a peer that has entered this operation no longer reads that buffer
     uint64_t start_ns = 0;
-    uint32_t losses_at_start = 0;
 };
 
 CROSSDOCK_DEVICE bool is_active(const Ctx& ctx, const auto& scope, int peer) {
@@ -138,9 +137,11 @@ CROSSDOCK_DEVICE_RARE void complete_record(const Ctx& ctx, const WaitScope& scop
 }
 
 CROSSDOCK_DEVICE_RARE void mask_peer(const Ctx& ctx, const WaitScope& scope, int peer) {
-    // The loss is counted first: a reader that sees the peer masked at an operation's end also sees the count.
+    // Counted before and after: who has read the mask after a count, and later finds the same count, has its latest
+    // state.
     ctx.add_acq_rel_device(&scope.control->losses, 1);
     ctx.store_relaxed_device(scope.mask + peer, 0);
+    ctx.add_acq_rel_device(&scope.control->losses, 1);
     ctx.store_relaxed_device(&scope.status->async_error, 1);
     ctx.fence_system();
 }

@@ -128,7 +128,7 @@ class CombineReceive {
             const int target_idx = num_targets + ctx_.warp_count_before(has_row);
             num_targets += ctx_.warp_count(has_row);
             const bool is_own = args_.own_rows_stay && rank == c_.rank;
-            const bool is_summed = has_row && is_active(ctx_, c_.scope, rank) && !(is_own && choice.own_row == kNoRoom);
+            const bool is_summed = has_row && op_.is_active_here(rank) && !(is_own && choice.own_row == kNoRoom);
             const int at = num + ctx_.warp_count_before(is_summed);
             num += ctx_.warp_count(is_summed);
             const bool is_alike = rank < kRanksSeenAtOnce && (alike >> (rank & (kRanksSeenAtOnce - 1)) & 1) != 0;

@@ -145,7 +145,7 @@ class DispatchReceive {
     // Counts of experts first + lane + i * kLanes below `experts`: all are polled together with the source's entry.
     // Relaxed loads suffice, since no other data is ordered after these words.
     CROSSDOCK_DEVICE bool wait_counts(uint32_t source, uint32_t first, uint32_t experts, CountsOfLane& counts) const {
-        if (!is_active(ctx_, c_.scope, source)) return false;
+        if (!op_.is_active_here(source)) return false;
         const uint64_t* words = op_.counts(c_.rank, source);
         TaggedWord entry{};
         const auto expert_at = [&](uint32_t i) { return first + op_.lane() + i * kLanes; };

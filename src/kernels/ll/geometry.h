@@ -292,11 +292,12 @@ struct LlBlockHead {
     uint64_t free_from[2 * kNumBuffers];
     uint64_t pending_epoch;
     uint32_t pending_buffer;
-    uint32_t losses;
     uint32_t has_failed;
     uint32_t verdict;  // of must_receive_again and is_last_to_put
     int is_refused;    // not 0: the group has failed before anything was received
-    uint32_t reserved;
+    // With masks, of must_receive_again:
+    uint32_t losses;   // counted before the latest masks were read
+    uint32_t is_last;  // 1: this block has finished last
 
     CROSSDOCK_HOST_DEVICE static constexpr uint64_t bytes(uint32_t num_ranks) {
         return align_up(sizeof(LlBlockHead) + 8 * uint64_t{num_ranks}, 16);

@@ -142,29 +142,47 @@ CROSSDOCK_DEVICE_RARE void refuse_buffers(const Ctx& ctx, const auto& c, Operati
     record_expired_wait(ctx, scope, operation, WaitStep::kBuffer, c.rank, 0, held);
 }
 
-// Returns true if the receive half must run again. If a peer was lost during it, blocks may have used different masks;
-// the block that finishes last then repeats the whole receive half alone. losses: the loss count that the latest run
-// used; is_last: set if this block is the last one.
-CROSSDOCK_DEVICE_RARE bool must_receive_again(const Ctx& ctx, const auto& c, uint32_t& losses, bool& is_last) {
-    uint32_t* verdict = &block_head(ctx).verdict;
+// u64 [ranks]: the latest operation that this block has seen each peer enter, or kMasked.
+CROSSDOCK_DEVICE uint64_t* entered_so_far(const Ctx& ctx) { return reinterpret_cast<uint64_t*>(&block_head(ctx) + 1); }
+inline constexpr uint64_t kMasked = ~uint64_t{0};
+
+CROSSDOCK_DEVICE void note_mask(const Ctx& ctx, const auto& c, uint32_t peer) {
+    if (!is_active(ctx, c.scope, peer)) entered_so_far(ctx)[peer] = kMasked;
+}
+
+// With masks. Returns true if the receive half must run again. If a peer was lost during it, blocks may have used
+// different masks; the block that finishes last then repeats the whole receive half alone, with the latest masks. That
+// is so if any block began when fewer losses had been counted: the sum of what all have counted tells.
+CROSSDOCK_DEVICE_RARE bool must_receive_again(const Ctx& ctx, const auto& c) {
+    constexpr uint32_t kCountBits = 12;  // of blocks; above them the sum
+    LlBlockHead& head = block_head(ctx);
+    const auto num_blocks = static_cast<uint32_t>(ctx.num_blocks());
     const bool is_first_thread = thread_idx(ctx) == 0;
-    if (!is_last) {
-        ctx.block_sync();
+    const bool is_first_run = head.is_last == 0;
+    ctx.block_sync();
+    if (is_first_run) {
         if (is_first_thread) {
-            const uint32_t before = ctx.add_acq_rel_device(&c.state->blocks_done, 1);
-            *verdict = before + 1 == static_cast<uint32_t>(ctx.num_blocks()) ? 1 : 0;
+            const uint32_t own = 1 + (head.losses << kCountBits);
+            const uint32_t sum = ctx.add_acq_rel_device(&c.state->blocks_done, own) + own;
+            head.is_last = sum % (1u << kCountBits) == num_blocks ? 1 : 0;
+            head.verdict = sum >> kCountBits;
         }
         ctx.block_sync();
-        is_last = *verdict != 0;
-        if (!is_last) return false;
-        if (is_first_thread) c.state->blocks_done = 0;
+        if (head.is_last == 0) return false;
+    }
+    if (is_first_thread) {
+        const uint32_t losses = ctx.load_relaxed_device(&c.scope.control->losses);
+        const uint32_t counted = is_first_run ? head.verdict : head.losses;
+        const uint32_t latest = is_first_run ? (num_blocks * losses << kCountBits) >> kCountBits : losses;
+        if (is_first_run) c.state->blocks_done = 0;
+        head.verdict = counted != latest ? 1 : 0;
+        head.losses = losses;
     }
     ctx.block_sync();
-    if (is_first_thread) *verdict = ctx.load_relaxed_device(&c.scope.control->losses);
+    if (head.verdict == 0) return false;
+    for_threads(ctx, c.arena.num_ranks, [&](uint32_t peer) { note_mask(ctx, c, peer); });
     ctx.block_sync();
-    const bool has_changed = *verdict != losses;
-    losses = *verdict;
-    return has_changed;
+    return true;
 }
 
 // `args` is what the kernel received, LlDispatchArgs or LlCombineArgs or one of their variants.
@@ -232,7 +250,7 @@ class LlOperation : public Operation {
     CROSSDOCK_DEVICE std::byte* row(uint32_t owner, uint32_t row) const { return at(owner, row_offset(row)); }
 
     // Reads what blocks need while earlier kernels are ending: different warps read, so that all loads overlap. Entered
-    // words only grow; a failure or a loss that is missed here is found at the next wait; the previous operation has
+    // words only grow; a failure that is missed here is found at the next wait; the previous operation has
     // advanced the clock before any block of this one began.
     CROSSDOCK_DEVICE void look_up() {
         LlBlockHead& head = block_head(ctx);
@@ -247,17 +265,17 @@ class LlOperation : public Operation {
         if (has_role(ctx, WarpRole::kStatus)) {
             for_lanes(ctx, 2 * kNumBuffers,
                       [&](uint32_t i) { head.free_from[i] = ctx.load_relaxed_system(&c.state->free_from[0][0] + i); });
-            if (is_leader(ctx)) {
-                const bool failed = has_failed(ctx, c.scope);  // loaded together with the losses
-                const uint32_t losses = ctx.load_relaxed_device(&c.scope.control->losses);
-                head.has_failed = failed ? 1 : 0;
-                head.losses = losses;
-            }
+            if (is_leader(ctx)) head.has_failed = has_failed(ctx, c.scope) ? 1 : 0;
         }
         if (has_role(ctx, WarpRole::kCredits)) {
             for_lanes(ctx, c.arena.num_ranks, [&](uint32_t peer) {
-                entered_so_far()[peer] = sends() ? ctx.load_acquire_system(entered_by(peer)) : 0;
+                entered_so_far(ctx)[peer] = sends() ? ctx.load_acquire_system(entered_by(peer)) : 0;
             });
+            // Before the masks.
+            if (c.scope.masking != 0 && is_leader(ctx)) {
+                head.losses = ctx.load_acquire_device(&c.scope.control->losses);
+                head.is_last = 0;
+            }
         }
         ctx.warp_sync();
     }
@@ -274,6 +292,8 @@ class LlOperation : public Operation {
             head.pending_epoch = pending_of(c)->epoch;
             head.pending_buffer = pending_of(c)->buffer;
         }
+        if (c.scope.masking != 0 && has_role(ctx, WarpRole::kCredits))
+            for_lanes(ctx, c.arena.num_ranks, [&](uint32_t peer) { note_mask(ctx, c, peer); });
     }
 
     // Returns false if the group has failed, or if pending send_only operations hold all buffers (fails the group).
@@ -281,7 +301,6 @@ class LlOperation : public Operation {
         const LlBlockHead& head = block_head(ctx);
         const LlClock clock = LlClock::of(head.clock);
         start_ns = head.start_ns;
-        losses_at_start = head.losses;
         if (!sends()) {
             epoch = head.pending_epoch;
             buffer = static_cast<int>(head.pending_buffer);
@@ -306,10 +325,17 @@ class LlOperation : public Operation {
         return head.has_failed == 0;
     }
 
+    // For the receive half, without a load of global memory: whether the peer was active when this operation began or
+    // the receive half was repeated. A send half asks is_active: a peer that was masked meanwhile lacks what it needs.
+    CROSSDOCK_DEVICE bool is_active_here(uint32_t peer) const {
+        if (c.scope.masking == 0 || entered_so_far(ctx)[peer] != kMasked) return true;
+        ctx.note_unread_slots_allowed();
+        return false;
+    }
     // Waits until the peer has finished reading its buffer; called before the first write of an operation to a peer.
     CROSSDOCK_DEVICE bool wait_credit(uint32_t peer) const {
         if (!is_active(ctx, c.scope, peer)) return false;
-        if (ctx.skips_credit() || peer == c.rank || entered_so_far()[peer] >= free_from) return true;
+        if (ctx.skips_credit() || peer == c.rank || entered_so_far(ctx)[peer] >= free_from) return true;
         return wait_for_credit(ctx, args, *this, peer);
     }
     // The same by a full warp.
@@ -384,19 +410,18 @@ class LlOperation : public Operation {
     CROSSDOCK_DEVICE void receive_for_good(bool runs, Receive receive) const {
         if (cancels()) ctx.note_unread_slots_allowed();
         if (!receives()) return;
-        uint32_t losses = losses_at_start;
-        WorkShare share = first_share();
         CROSSDOCK_ROLLED
-        for (bool is_last = false, is_first = true;; is_first = false) {
+        for (;;) {
+            const bool is_first = c.scope.masking == 0 || block_head(ctx).is_last == 0;
+            const WorkShare share = is_first ? first_share() : WorkShare{0, 1, warps()};
             if (runs && share.has(ctx)) receive(share, is_first);
             if (c.scope.masking == 0) return;
             // Rows of this run that land late must not overwrite those of the next run.
             if (is_leader(ctx)) {
                 RowStage::wait_stores(ctx);
-                ctx.fence_landed();
+                ctx.fence_async_copies();
             }
-            if (!must_receive_again(ctx, c, losses, is_last) || !runs) return;
-            share = {0, 1, warps()};
+            if (!must_receive_again(ctx, c) || !runs) return;
         }
     }
     // This block's share. If the first blocks only send, their number wraps around, and WorkShare::has is false.
@@ -432,8 +457,6 @@ class LlOperation : public Operation {
         return awaited;
     }
 
-    // The latest operation that this block has seen each peer enter.
-    CROSSDOCK_DEVICE uint64_t* entered_so_far() const { return reinterpret_cast<uint64_t*>(&block_head(ctx) + 1); }
     CROSSDOCK_DEVICE uint64_t* entered_word(uint32_t owner, uint32_t writer) const {
         return reinterpret_cast<uint64_t*>(at(owner, c.offsets.entered)) + writer;
     }

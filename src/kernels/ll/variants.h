@@ -13,8 +13,13 @@
 
 namespace crossdock {
 
+// Masks are an argument of dispatches, where they cost nothing. A combine that looks at them has fewer registers left
+// for its sums: without masks it has kernels of its own.
 struct UnmaskedScope : WaitScope {
     static constexpr uint32_t masking = 0;
+};
+struct MaskedScope : WaitScope {
+    static constexpr uint32_t masking = 1;
 };
 
 // A dispatch counts so many choices of a token at once: more would take 0.4 us of every dispatch. A combine reads one
@@ -33,8 +38,8 @@ struct Receive {
     static constexpr uint32_t halves = kReceiveHalf;
 };
 
-template <typename Halves, bool kExpertMajor, LlForm kRowForm, uint32_t kTopk>
-struct LlCommonKnown : LlCommonOf<UnmaskedScope> {
+template <typename Halves, bool kExpertMajor, LlForm kRowForm, uint32_t kTopk, typename Scope = WaitScope>
+struct LlCommonKnown : LlCommonOf<Scope> {
     static constexpr uint32_t kMostTopk = kTopk;
     static constexpr LlForm kForm = kRowForm;
     static constexpr bool kFewTokens = true;
@@ -75,23 +80,26 @@ struct ExpertMajorFp8RowsTransposed : LlDispatchKnown<Halves, true, LlForm::kPla
 
 // On GPUs all rows of a combine of one LSA team are LL128 rows, unless they are long or quantised. Rows stay only if
 // both halves run (core/ll/plan.cpp).
-template <typename Halves, bool kExpertMajor, bool kOwnRowsStay, LlCombineWire kWire = LlCombineWire::kRows>
-struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<Halves, kExpertMajor, LlForm::kLl128, kTopkOfCombine>> {
+template <typename Halves, typename Scope, bool kExpertMajor, bool kOwnRowsStay,
+          LlCombineWire kWire = LlCombineWire::kRows>
+struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<Halves, kExpertMajor, LlForm::kLl128, kTopkOfCombine, Scope>> {
     static constexpr DType dtype = DType::kBf16;
     static constexpr LlCombineWire wire = kWire;
     static constexpr RowForms forms = RowForms::kLl128;
     static constexpr bool own_rows_stay = kOwnRowsStay;
 };
-template <typename Halves>
-struct RankMajorCombine : LlCombineKnown<Halves, false, false> {};
-struct RankMajorCombineOwnStay : LlCombineKnown<Both, false, true> {};
-template <typename Halves>
-struct ExpertMajorCombine : LlCombineKnown<Halves, true, false> {};
-struct ExpertMajorCombineOwnStay : LlCombineKnown<Both, true, true> {
+template <typename Halves, typename Scope>
+struct RankMajorCombine : LlCombineKnown<Halves, Scope, false, false> {};
+template <typename Scope>
+struct RankMajorCombineOwnStay : LlCombineKnown<Both, Scope, false, true> {};
+template <typename Halves, typename Scope>
+struct ExpertMajorCombine : LlCombineKnown<Halves, Scope, true, false> {};
+template <typename Scope>
+struct ExpertMajorCombineOwnStay : LlCombineKnown<Both, Scope, true, true> {
     static constexpr uint32_t kRowsAtOnce = 8;
 };
-template <typename Halves>
-struct ExpertMajorSendersSums : LlCombineKnown<Halves, true, false, LlCombineWire::kSums> {};
+template <typename Halves, typename Scope>
+struct ExpertMajorSendersSums : LlCombineKnown<Halves, Scope, true, false, LlCombineWire::kSums> {};
 
 namespace {
 
@@ -99,8 +107,7 @@ template <typename Known>
 bool has_what_is_known(const LlCommon& c) {
     const bool are_few = c.num_tokens <= c.warp_layout.warps_per_block * uint32_t{kLanes};
     return are_few && c.expert_major == Known::expert_major && c.halves == Known::halves &&
-           c.scope.masking == UnmaskedScope::masking && c.topk <= Known::kMostTopk &&
-           c.own_rows_are_ll128 == (Known::kForm == LlForm::kLl128);
+           c.topk <= Known::kMostTopk && c.own_rows_are_ll128 == (Known::kForm == LlForm::kLl128);
 }
 
 template <typename Known>
@@ -117,8 +124,10 @@ bool serves(const LlDispatchArgs& args) {
 
 template <typename Known>
 bool serves(const LlCombineArgs& args) {
-    return has_what_is_known<decltype(Known::common)>(args.common) && args.dtype == Known::dtype &&
-           args.wire == Known::wire && args.forms == Known::forms && args.own_rows_stay == Known::own_rows_stay;
+    using Common = decltype(Known::common);
+    return has_what_is_known<Common>(args.common) && args.common.scope.masking == decltype(Common::scope)::masking &&
+           args.dtype == Known::dtype && args.wire == Known::wire && args.forms == Known::forms &&
+           args.own_rows_stay == Known::own_rows_stay;
 }
 
 // Calls run with the arguments cast to those of the first listed kernel that serves them, or unchanged for the general
@@ -152,7 +161,7 @@ void with_dispatch_variant(const LlDispatchArgs& args, auto run) {
 }
 
 template <typename... Known>
-void with_combine_variant_of(const LlCombineArgs& args, auto run) {
+void with_known_combine(const LlCombineArgs& args, auto run) {
     with_known<Known...>(args, [&]<typename Args>(const Args& known) {
         if constexpr (std::is_same_v<Args, LlCombineArgs>) {
             with_dtype(known.dtype, [&]<DType kDType>() { run.template operator()<kDType>(known); });
@@ -161,18 +170,26 @@ void with_combine_variant_of(const LlCombineArgs& args, auto run) {
         }
     });
 }
-void with_combine_variant(const LlCombineArgs& args, auto run) {  // run<kDType>(args)
+template <typename Halves, typename Scope, typename... More>
+void with_combine_variant_of(const LlCombineArgs& args, auto run) {
+    with_known_combine<RankMajorCombine<Halves, Scope>, ExpertMajorCombine<Halves, Scope>,
+                       ExpertMajorSendersSums<Halves, Scope>, More...>(args, run);
+}
+template <typename Scope>
+void with_combine_variant_in(const LlCombineArgs& args, auto run) {
     switch (args.common.halves) {
         case Send::halves:
-            return with_combine_variant_of<RankMajorCombine<Send>, ExpertMajorCombine<Send>,
-                                           ExpertMajorSendersSums<Send>>(args, run);
+            return with_combine_variant_of<Send, Scope>(args, run);
         case Receive::halves:
-            return with_combine_variant_of<RankMajorCombine<Receive>, ExpertMajorCombine<Receive>,
-                                           ExpertMajorSendersSums<Receive>>(args, run);
+            return with_combine_variant_of<Receive, Scope>(args, run);
         default:
-            return with_combine_variant_of<RankMajorCombine<Both>, RankMajorCombineOwnStay, ExpertMajorCombine<Both>,
-                                           ExpertMajorCombineOwnStay, ExpertMajorSendersSums<Both>>(args, run);
+            return with_combine_variant_of<Both, Scope, RankMajorCombineOwnStay<Scope>,
+                                           ExpertMajorCombineOwnStay<Scope>>(args, run);
     }
+}
+void with_combine_variant(const LlCombineArgs& args, auto run) {  // run<kDType>(args)
+    if (args.common.scope.masking != 0) return with_combine_variant_in<MaskedScope>(args, run);
+    with_combine_variant_in<UnmaskedScope>(args, run);
 }
 
 }  // namespace
