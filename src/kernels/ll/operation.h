@@ -154,7 +154,7 @@ CROSSDOCK_DEVICE void note_mask(const Ctx& ctx, const auto& c, uint32_t peer) {
 // different masks; the block that finishes last then repeats the whole receive half alone, with the latest masks. That
 // is so if any block began when fewer losses had been counted: the sum of what all have counted tells.
 CROSSDOCK_DEVICE_RARE bool must_receive_again(const Ctx& ctx, const auto& c) {
-    constexpr uint32_t kCountBits = 12;  // of blocks; above them the sum
+    constexpr uint32_t kCountBits = 12;  // of blocks, more than a GPU runs; above them the sum, which may wrap around
     LlBlockHead& head = block_head(ctx);
     const auto num_blocks = static_cast<uint32_t>(ctx.num_blocks());
     const bool is_first_thread = thread_idx(ctx) == 0;
@@ -171,11 +171,10 @@ CROSSDOCK_DEVICE_RARE bool must_receive_again(const Ctx& ctx, const auto& c) {
         if (head.is_last == 0) return false;
     }
     if (is_first_thread) {
-        const uint32_t losses = ctx.load_relaxed_device(&c.scope.control->losses);
-        const uint32_t counted = is_first_run ? head.verdict : head.losses;
-        const uint32_t latest = is_first_run ? (num_blocks * losses << kCountBits) >> kCountBits : losses;
+        const uint32_t losses = ctx.load_acquire_device(&c.scope.control->losses);
+        const uint32_t missed = is_first_run ? num_blocks * losses - head.verdict : losses - head.losses;
         if (is_first_run) c.state->blocks_done = 0;
-        head.verdict = counted != latest ? 1 : 0;
+        head.verdict = missed << kCountBits != 0 ? 1 : 0;
         head.losses = losses;
     }
     ctx.block_sync();
@@ -250,8 +249,8 @@ class LlOperation : public Operation {
     CROSSDOCK_DEVICE std::byte* row(uint32_t owner, uint32_t row) const { return at(owner, row_offset(row)); }
 
     // Reads what blocks need while earlier kernels are ending: different warps read, so that all loads overlap. Entered
-    // words only grow; a failure that is missed here is found at the next wait; the previous operation has
-    // advanced the clock before any block of this one began.
+    // words only grow; a failure that is missed here is found at the next wait; the previous operation has advanced the
+    // clock before any block of this one began.
     CROSSDOCK_DEVICE void look_up() {
         LlBlockHead& head = block_head(ctx);
         if (has_role(ctx, WarpRole::kClock) && is_leader(ctx)) {
