@@ -17,47 +17,49 @@ namespace {
 
 constexpr std::chrono::milliseconds kSlow{50};
 
+// Host functions of all streams may run one after the other, so only the first operation has one: it then sets a word
+// of the device, which the second one copies.
 class StreamOrderTest : public ::testing::TestWithParam<bool> {
   protected:
     void SetUp() override {
         int num_devices = 0;
         if (cudaGetDeviceCount(&num_devices) != cudaSuccess || num_devices == 0) GTEST_SKIP() << "no GPU here";
         check_cuda(cudaStreamCreateWithFlags(&other_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+        check_cuda(cudaMalloc(&word_, sizeof(int)), "cudaMalloc");
+        check_cuda(cudaMallocHost(&seen_, sizeof(int)), "cudaMallocHost");
         order_ = std::make_unique<CudaStreamOrder>(0);
     }
     void TearDown() override {
         if (other_ == nullptr) return;
         check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+        check_cuda(cudaFreeHost(seen_), "cudaFreeHost");
+        check_cuda(cudaFree(word_), "cudaFree");
         check_cuda(cudaStreamDestroy(other_), "cudaStreamDestroy");
     }
 
-    void operate(cudaStream_t stream, cudaHostFn_t code, bool rest_follows) {
-        EXPECT_FALSE(order_->before_operation(stream));
-        check_cuda(cudaLaunchHostFunc(stream, code, this), "cudaLaunchHostFunc");
-        order_->after_operation(stream, rest_follows);
-    }
-    // The first of two operations.
     void operate_slowly(cudaStream_t stream) {
-        has_ended_ = came_after_ = false;
-        const auto end_late = [](void* test) {
+        check_cuda(cudaMemset(word_, 0, sizeof(int)), "cudaMemset");
+        has_ended_ = false;
+        const auto end_late = [](void* has_ended) {
             std::this_thread::sleep_for(kSlow);
-            static_cast<StreamOrderTest*>(test)->has_ended_ = true;
+            *static_cast<std::atomic<bool>*>(has_ended) = true;
         };
-        operate(stream, end_late, GetParam());
+        EXPECT_FALSE(order_->before_operation(stream));
+        check_cuda(cudaLaunchHostFunc(stream, end_late, &has_ended_), "cudaLaunchHostFunc");
+        check_cuda(cudaMemsetAsync(word_, 1, sizeof(int), stream), "cudaMemsetAsync");
+        order_->after_operation(stream, GetParam());
     }
-    // The second one: notes whether the first has ended.
     void operate_quickly(cudaStream_t stream) {
-        const auto look = [](void* test) {
-            auto& here = *static_cast<StreamOrderTest*>(test);
-            here.came_after_ = here.has_ended_.load();
-        };
-        operate(stream, look, false);
+        EXPECT_FALSE(order_->before_operation(stream));
+        check_cuda(cudaMemcpyAsync(seen_, word_, sizeof(int), cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+        order_->after_operation(stream, false);
     }
 
     cudaStream_t other_ = nullptr;
+    int* word_ = nullptr;
+    int* seen_ = nullptr;
     std::unique_ptr<CudaStreamOrder> order_;
     std::atomic<bool> has_ended_{false};
-    std::atomic<bool> came_after_{false};
 };
 
 TEST_P(StreamOrderTest, AnotherStreamFollows) {
@@ -65,7 +67,7 @@ TEST_P(StreamOrderTest, AnotherStreamFollows) {
         operate_slowly(first);
         operate_quickly(first == other_ ? cudaStreamLegacy : other_);
         check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-        EXPECT_TRUE(came_after_) << "first stream: " << first;
+        EXPECT_NE(*seen_, 0) << "first stream: " << first;
     }
 }
 

@@ -38,7 +38,8 @@ class CudaStreamOrder final : public StreamOrder {
     cudaEvent_t last_captured_ = nullptr;
     Place now_;                            // of the operation being issued
     unsigned long long eager_stream_ = 0;  // of last_eager_
-    // last_eager_ is not recorded yet: the rest of an operation on the default stream usually follows there.
+    // last_eager_ is not recorded yet: the rest of an operation on the default stream usually follows there, and that
+    // stream, which nobody can destroy, may be recorded later.
     bool is_late_ = false;
     unsigned long long capture_ = 0;  // of last_captured_
 };
