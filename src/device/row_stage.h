@@ -89,6 +89,8 @@ class RowStage {
             ptx::bulk_wait_group_read<0>();
         }
     }
+    // The same for a stage that is not filled again: other threads may still store from it.
+    CROSSDOCK_DEVICE static void wait_read(const Ctx&) { ptx::bulk_wait_group_read<0>(); }
     // Waits until the source of the latest load may be overwritten.
     CROSSDOCK_DEVICE void release_source(const Ctx&) const {}
 
@@ -138,6 +140,7 @@ class RowStage {
         ctx.warp().wait_sources_read();
         *head_ = Head{};
     }
+    static void wait_read(const Ctx& ctx) { ctx.warp().wait_sources_read(); }
     void release_source(const Ctx& ctx) const { wait_reusable(ctx); }
 
   private:

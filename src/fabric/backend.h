@@ -46,7 +46,7 @@ inline constexpr BackendTraits kSimulationBackend{
     .pipeline_stages = 3,
     .ring_slots = 2,
     .ll128_tokens = 4,
-    .dispatch_ll128_tokens = 2,
+    .dispatch_ll128_tokens = 1,
     .sent_own_rows = 4,
 };
 

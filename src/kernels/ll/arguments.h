@@ -75,7 +75,8 @@ struct LlDispatchArgsOf {
     bool round_scales;
     bool transposed_scales;  // API v1's memory order
     bool global_ids;
-    uint32_t direct;  // bits of DirectPart that this rank's windows allow
+    uint32_t direct;     // bits of DirectPart that this rank's windows allow
+    bool own_rows_stay;  // rows for this rank wait in their stages instead of going through its buffer
 
     const std::byte* tokens;  // [tokens][source_row_bytes]
     uint32_t source_row_bytes;

@@ -13,7 +13,7 @@ namespace {
 struct Announced {
     uint32_t* rows;          // [ranks]
     uint32_t* choices;       // [ranks] of experts here; expert-major
-    uint32_t* plain_before;  // [ranks + 1]: plain rows of the sources below
+    uint32_t* plain_before;  // [ranks + 1]: plain rows in the buffer of the sources below
     uint32_t* ll128;         // [ranks]: LL128 rows; then the largest number of them
     uint32_t* first_rows;    // [ranks][local experts]: where a source's rows of an expert begin; expert-major
 };
@@ -71,7 +71,9 @@ CROSSDOCK_DEVICE_RARE void forget_source(const Ctx& ctx, const auto& c, Announce
 template <typename Op>
 class DispatchReceive {
   public:
-    CROSSDOCK_DEVICE explicit DispatchReceive(const Op& op) : op_(op), ctx_(op.ctx), args_(op.args), c_(op.c) {}
+    using Send = DispatchSend<Op>;
+    CROSSDOCK_DEVICE DispatchReceive(const Op& op, const Send& send)
+        : op_(op), send_(send), ctx_(op.ctx), args_(op.args), c_(op.c) {}
 
     CROSSDOCK_DEVICE void fetch() {}
     CROSSDOCK_DEVICE void look_ahead() {}
@@ -89,6 +91,7 @@ class DispatchReceive {
             rows.expected += more.expected;
             rows.read += more.read;
         };
+        add(place_own_rows(announced, share));
         const bool has_ll128 = announced.ll128[c_.arena.num_ranks] > 0;
         const bool has_plain = announced.plain_before[c_.arena.num_ranks] > 0;
         // If this rank's own form is known, sources with another number of tokens may still send the other one.
@@ -113,7 +116,8 @@ class DispatchReceive {
                                                              Operation operation, Announced announced,
                                                              WorkShare share) {
         const Op op(ctx, args, operation);
-        DispatchReceive receive(op);
+        const Send send(op);
+        DispatchReceive receive(op, send);
         return op.c.kForm == LlForm::kLl128 ? receive.receive_plain_rows(announced, share)
                                             : receive.receive_ll128_rows(announced, share);
     }
@@ -238,8 +242,8 @@ class DispatchReceive {
         }
     }
 
-    // Writes what a later combine needs, and the number of plain rows of the sources below each. Then the counts are
-    // complete for the whole block.
+    // Writes what a later combine needs, and the number of plain rows in the buffer of the sources below each. Then the
+    // counts are complete for the whole block.
     CROSSDOCK_DEVICE void publish_counts(const Announced& announced, const WorkShare& share) const {
         const uint32_t num_ranks = c_.arena.num_ranks;
         if (share.block == 0) {
@@ -259,7 +263,9 @@ class DispatchReceive {
             CROSSDOCK_ROLLED
             for (uint32_t source = 0; source < num_ranks; ++source) {
                 const uint32_t ll128 = announced.ll128[source];
-                announced.plain_before[source + 1] = announced.plain_before[source] + announced.rows[source] - ll128;
+                const uint32_t in_buffer =
+                    send_.own_rows_stay() && source == c_.rank ? 0 : announced.rows[source] - ll128;
+                announced.plain_before[source + 1] = announced.plain_before[source] + in_buffer;
                 most = most < ll128 ? ll128 : most;
             }
             announced.ll128[num_ranks] = most;
@@ -342,10 +348,11 @@ class DispatchReceive {
             [&] { return epoch_in(header); });
     }
 
-    // One warp. Finds the places of a row whose header, with its first choices, has arrived. If `writes`, also fills in
-    // what the caller and a later combine need. Returns false if the rest does not arrive or is invalid.
+    // One warp. Finds the places of a row. If `writes`, also fills in what the caller and a later combine need. header:
+    // with the first choices; read_more(base, header) reads others. Returns false if they do not arrive or are invalid.
+    template <typename ReadMore>
     CROSSDOCK_DEVICE bool read_header(const Announced& announced, const ArrivingRow& row, Header header, bool writes,
-                                      const Placement& placement) const {
+                                      const Placement& placement, ReadMore read_more) const {
         const uint32_t slot = slot_of(c_, row.source, row.i);
         RowRecord* record = row_record(c_, row.source, row.i);
         uint32_t num = 0;      // output rows so far
@@ -354,7 +361,7 @@ class DispatchReceive {
         for (uint32_t base = 0; has_choices_from(c_, base); base += kLanes) {
             const uint32_t k = base + op_.lane();
             const bool is_choice = k < c_.topk;
-            if (base > 0 && !wait_header(row, base, header, [] {})) return false;
+            if (base > 0 && !read_more(base, header)) return false;
             const RowOrigin origin = RowOrigin::of(header.origin.payload);
             const uint32_t id = static_cast<uint32_t>(header.choice.payload);
             const uint32_t extra = static_cast<uint32_t>(header.choice.payload >> 32);
@@ -447,6 +454,45 @@ class DispatchReceive {
         }
     }
 
+    // This rank's own rows, if they stayed in the block's sending stages: each warp places those of some stages.
+
+    CROSSDOCK_DEVICE RowsRead place_own_rows(const Announced& announced, const WorkShare& share) const {
+        RowsRead rows;
+        CROSSDOCK_ROLLED
+        for (uint32_t stage = share.warp(ctx_); stage < send_.num_staged(); stage += share.warps) {
+            SendTask own;
+            if (!send_.find_own_row(stage, own) || own.row_idx >= announced.rows[c_.rank]) continue;
+            ++rows.expected;
+            rows.read += place_own_row(announced, own) ? 1 : 0;
+        }
+        return rows;
+    }
+    CROSSDOCK_DEVICE bool place_own_row(const Announced& announced, const SendTask& own) const {
+        const Placement placement = placement_of_warp();
+        const uint32_t first_choice = send_.choices_before(own);
+        const auto read = [&](uint32_t base, Header& header) {
+            const uint32_t k = base + op_.lane();
+            header.origin.payload = send_.header_word(own, 0, first_choice, 0);
+            header.choice.payload = send_.header_word(own, 0, first_choice, 1 + (k < c_.topk ? k : 0));
+            return true;
+        };
+        Header header;
+        read(0, header);
+        if (!read_header(announced, {c_.rank, own.row_idx}, header, true, placement, read)) return false;
+        ctx_.mark(Step::kDispatchHeader);
+        const RowStage stage = send_.stage_at(own.stage);
+        if (is_leader(ctx_) && !send_.own_rows_are_placed()) {
+            if (args_.wire == LlDispatchWire::kBytes) stage.wait_loaded(ctx_, 0);
+            store_places(placement, stage, 0, args_.row_bytes);
+            RowStage::wait_read(ctx_);
+        }
+        place_all_scales(placement, stage.data() + args_.shared.tail);
+        if (is_leader(ctx_)) count_rows(ctx_, c_.reach, c_.rank, 1, bytes_with_scales(args_));
+        ctx_.warp_sync();
+        ctx_.mark(Step::kDispatchPlaced);
+        return true;
+    }
+
     // Plain rows: each warp with a stage places rows through it, in the order of sources.
 
     CROSSDOCK_DEVICE RowsRead receive_plain_rows(const Announced& announced, const WorkShare& share) {
@@ -473,10 +519,11 @@ class DispatchReceive {
         const uint32_t slot = slot_of(c_, row.source, row.i);
         const uint64_t* flag = op_.flag(c_.rank, slot);
         uint64_t seen = 0;  // of the flag, with the header
+        const auto read = [&](uint32_t base, Header& header) {
+            return wait_header(row, base, header, [&] { seen = ctx_.load_acquire_system(flag); });
+        };
         Header header;
-        if (!wait_header(row, 0, header, [&] { seen = ctx_.load_acquire_system(flag); }) ||
-            !read_header(announced, row, header, true, placement))
-            return false;
+        if (!read(0, header) || !read_header(announced, row, header, true, placement, read)) return false;
         ctx_.mark(Step::kDispatchHeader);
         const bool arrived = is_leader(ctx_) && (op_.is_gin_peer(row.source) || word_epoch(seen) == op_.epoch ||
                                                  op_.wait_word(WaitStep::kRow, row.source, flag, seen));
@@ -500,13 +547,17 @@ class DispatchReceive {
             const uint32_t chunk = left < c_.warp_layout.chunk_bytes ? left : c_.warp_layout.chunk_bytes;
             stage.load(ctx_, source + first, chunk);
             stage.wait_loaded(ctx_, round_++);
-            CROSSDOCK_ROLLED
-            for (uint32_t i = 0; i < *placement.num; ++i) {
-                stage.store(ctx_, args_.out_tokens + uint64_t{placement.rows[i]} * args_.row_bytes + first, 0, chunk);
-            }
-            RowStage::end_group(ctx_);
+            store_places(placement, stage, first, chunk);
             stage.wait_reusable(ctx_);
         }
+    }
+    // One thread. Bytes [first, first + chunk) of a row are in the stage.
+    CROSSDOCK_DEVICE void store_places(const Placement& placement, const RowStage& stage, uint32_t first,
+                                       uint32_t chunk) const {
+        CROSSDOCK_ROLLED
+        for (uint32_t i = 0; i < *placement.num; ++i)
+            stage.store(ctx_, args_.out_tokens + uint64_t{placement.rows[i]} * args_.row_bytes + first, 0, chunk);
+        RowStage::end_group(ctx_);
     }
 
     // LL128 rows, of the sources in turn. Consecutive runs are in different blocks, so that all blocks finish together
@@ -563,7 +614,9 @@ class DispatchReceive {
                     return wait.missing != 0 ? epoch_in_ll128(ctx_, lines, first + wait.first_missing())
                                              : epoch_in(header);
                 });
-            if (!came || (needs_header && !read_header(announced, row, header, is_first, placement))) return false;
+            const auto read_more = [&](uint32_t base, Header& more) { return wait_header(row, base, more, [] {}); };
+            if (!came || (needs_header && !read_header(announced, row, header, is_first, placement, read_more)))
+                return false;
             if (first == run.begin && !needs_header) {
                 if (is_leader(ctx_)) {
                     placement.rows[0] = slot;
@@ -589,6 +642,7 @@ class DispatchReceive {
     }
 
     const Op& op_;
+    const Send& send_;
     const Ctx& ctx_;
     decltype(Op::args) args_;
     decltype(Op::c) c_;
@@ -599,7 +653,7 @@ class DispatchReceive {
 CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const auto& args) {
     LlOperation op(ctx, args);
     DispatchSend send(op);
-    DispatchReceive receive(op);
+    DispatchReceive receive(op, send);
     const uint32_t direct = args.common.expert_major ? 0 : args.direct;  // a constant in kernels that know their layout
     run_operation(op, direct, send, receive);
 }

@@ -59,10 +59,19 @@ CROSSDOCK_DEVICE_RARE void count_tokens_of_many_ranks(const Ctx& ctx, const auto
     });
 }
 
-// Some of a token's choices.
+// The experts of some of a token's choices.
 struct TokenIds {
     static constexpr uint32_t kMost = 8;
     uint32_t ids[kMost];
+};
+// Choices as the caller passed them. Nothing waits for their loads until they are used.
+struct GivenIds {
+    int64_t ids[TokenIds::kMost] = {};
+    uint32_t num = 0;  // how many of them, or more
+};
+struct GivenChoice {
+    int64_t id = 0;
+    float weight = 0.0f;  // rank-major
 };
 
 // Tokens [first, first + num) that are being sent, one per stage, and the part of their rows.
@@ -82,7 +91,7 @@ struct SendTask {
     uint32_t peer;
     uint32_t row_idx;  // among this source's rows there
     uint32_t slot;
-    std::byte* row;  // null: the peer is lost
+    std::byte* row;  // null: the peer is lost, or it is this rank and the row stays
 };
 
 template <typename Op>
@@ -107,12 +116,16 @@ class DispatchSend {
 
     // Loads the first rows and their routing before the operation is known.
     CROSSDOCK_DEVICE void fetch() {
-        first_ids_ = load_ids(op_.thread(), tokens_to_count(), 0);
+        const GivenIds given = load_ids(op_.thread(), tokens_to_count(), 0);
         const TokenRun run = tokens();
-        if (run.begin < run.end) load_batch(batch_of(run.begin, run.end, 0));
-        if (run.begin < run.end) load_first_blocks(batch_of(run.begin, run.end, 0));
+        const bool has_tokens = run.begin < run.end;
+        const Batch batch = batch_of(run.begin, run.end, 0);
+        const GivenChoice choice = has_tokens ? load_choice(batch, op_.lane()) : GivenChoice{};
+        if (has_tokens) load_batch(batch);
+        if (has_tokens) load_first_blocks(batch);
         ctx_.mark(Step::kDispatchFetching);
-        if (run.begin < run.end) load_plans(batch_of(run.begin, run.end, 0));
+        first_ids_ = experts_of(given);
+        if (has_tokens) write_plans(batch, choice);
     }
 
     // After fetch and before the next block barrier: counts earlier tokens and quantises rows.
@@ -135,6 +148,48 @@ class DispatchSend {
         return true;
     }
 
+    // Rows for this rank stay in their stages, and the receive half finds their places.
+    CROSSDOCK_DEVICE bool own_rows_stay() const {
+        return op_.sends() && op_.receives() && !op_.own_rows_are_ll128() && args_.own_rows_stay;
+    }
+    // Rank-major places follow from the slots, so the send half already stores these rows.
+    CROSSDOCK_DEVICE bool own_rows_are_placed() const { return own_rows_stay() && !c_.expert_major; }
+    // The number of this block's tokens, one per stage, if rows stay.
+    CROSSDOCK_DEVICE uint32_t num_staged() const {
+        const TokenRun run = tokens();
+        return own_rows_stay() ? run.end - run.begin : 0;
+    }
+    CROSSDOCK_DEVICE RowStage stage_at(uint32_t i) const { return stage_of(ctx_, shared_, i); }
+    // Returns false if the token has no row for this rank.
+    CROSSDOCK_DEVICE bool find_own_row(uint32_t stage, SendTask& task) const {
+        const TokenRun run = tokens();
+        const TokenPlan of_token = plan_of(stage);
+        if (*of_token.own_target == kDropped) return false;
+        task = task_of(batch_of(run.begin, run.end, 0), of_token, stage, *of_token.own_target);
+        return true;
+    }
+    // Word i of a row's header: 0 is its origin, the others are choices.
+    CROSSDOCK_DEVICE uint64_t header_word(const SendTask& task, uint32_t direct, uint32_t first_choice,
+                                          uint32_t i) const {
+        if (i == 0) return RowOrigin{task.token, task.target, direct, first_choice}.payload();
+        const TokenPlan of_token = plan_of(task.stage);
+        return uint64_t{of_token.extras[i - 1]} << 32 | of_token.expert_ids[i - 1];
+    }
+    // One warp. The number of choices on the row's rank of the tokens before its own; 0 in rank-major.
+    CROSSDOCK_DEVICE uint32_t choices_before(const SendTask& task) const {
+        if (!c_.expert_major) return 0;
+        const uint32_t experts = c_.offsets.experts_per_rank;
+        const int* of_rank = counts().experts + task.peer * experts;
+        int choices = 0;
+        for_lanes(ctx_, experts, [&](uint32_t i) { choices += of_rank[i]; });
+        CROSSDOCK_ROLLED
+        for (uint32_t earlier = 0; earlier < task.stage; ++earlier) {
+            const uint32_t* ranks = plan_of(earlier).ranks;
+            for_lanes(ctx_, c_.topk, [&](uint32_t k) { choices += ranks[k] == task.peer; });
+        }
+        return static_cast<uint32_t>(ctx_.warp_sum(choices));
+    }
+
   private:
     // Waits for loads that were issued: they must land before the stages' memory is freed.
     CROSSDOCK_DEVICE void abandon() {
@@ -144,8 +199,6 @@ class DispatchSend {
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < batch.num; ++i) stage_at(i).wait_loaded(ctx_, round_);
     }
-
-    CROSSDOCK_DEVICE RowStage stage_at(uint32_t i) const { return stage_of(ctx_, shared_, i); }
 
     CROSSDOCK_DEVICE TokenPlan plan_of(uint32_t stage) const {
         return TokenPlan::of(ctx_.shared_memory() + shared_.plans + TokenPlan::bytes(c_.topk) * stage, c_.topk);
@@ -188,18 +241,22 @@ class DispatchSend {
         for_threads(ctx_, c_.arena.num_experts, [&](uint32_t i) { counts().experts[i] = 0; });
         for_threads(ctx_, c_.arena.num_ranks, [&](uint32_t i) { counts().ranks[i] = 0; });
     }
-    // The experts of choices [base, base + kMost) of a token, if it is below `end`.
-    CROSSDOCK_DEVICE TokenIds load_ids(uint32_t token, uint32_t end, uint32_t base) const {
-        TokenIds loaded;
-        int64_t given[TokenIds::kMost] = {};
-        if (token < end) {  // all loads are issued before the first is used
+    // Choices [base, base + kMost) of a token, if it is below `end`.
+    CROSSDOCK_DEVICE GivenIds load_ids(uint32_t token, uint32_t end, uint32_t base) const {
+        GivenIds given;
+        given.num = token < end ? c_.topk - base : 0;
+        if (given.num > 0) {
             CROSSDOCK_UNROLL
             for (uint32_t i = 0; i < TokenIds::kMost; ++i)
-                given[i] = given_id(c_, token, base + i < c_.topk ? base + i : base);
+                given.ids[i] = given_id(c_, token, i < given.num ? base + i : base);
         }
+        return given;
+    }
+    CROSSDOCK_DEVICE TokenIds experts_of(const GivenIds& given) const {
+        TokenIds loaded;
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < TokenIds::kMost; ++i)
-            loaded.ids[i] = token < end && base + i < c_.topk ? expert_of(c_, given[i]) : kDropped;
+            loaded.ids[i] = i < given.num ? expert_of(c_, given.ids[i]) : kDropped;
         return loaded;
     }
     // Counts tokens [begin, end), one per lane. first: the choices of this thread's first token. Followed by a block
@@ -223,7 +280,7 @@ class DispatchSend {
                 }
                 base += TokenIds::kMost;
                 if (!has_choices_from(c_, base)) break;
-                first = load_ids(token, end, base);
+                first = experts_of(load_ids(token, end, base));
             }
             CROSSDOCK_ROLLED
             for (uint32_t rank = 0; rank < c_.arena.num_ranks; ++rank) {
@@ -231,7 +288,7 @@ class DispatchSend {
                 if (is_leader(ctx_) && rows > 0) ctx_.add_shared(counted.ranks + rank, rows);
             }
             if (c_.kFewTokens) break;
-            first = load_ids(token + threads, end, 0);
+            first = experts_of(load_ids(token + threads, end, 0));
         }
     }
 
@@ -305,14 +362,20 @@ class DispatchSend {
 
     // Plans: a warp plans the token in its stage. First, before a block barrier, it loads the token's routing.
 
-    CROSSDOCK_DEVICE void load_plans(const Batch& batch) const {
+    CROSSDOCK_DEVICE GivenChoice load_choice(const Batch& batch, uint32_t k) const {
+        const uint32_t token = batch.first + op_.warp();
+        if (op_.warp() >= batch.num || k >= c_.topk) return {};
+        return {given_id(c_, token, k), c_.expert_major ? 0.0f : args_.topk_weights[uint64_t{token} * c_.topk + k]};
+    }
+    // first: this lane's first choice, loaded by load_choice.
+    CROSSDOCK_DEVICE void write_plans(const Batch& batch, GivenChoice first) const {
         if (op_.warp() >= batch.num) return;
         const TokenPlan own = plan_of(op_.warp());
-        const uint32_t token = batch.first + op_.warp();
         for_lanes(ctx_, c_.topk, [&](uint32_t k) {
-            own.expert_ids[k] = expert_id(c_, token, k);
+            const GivenChoice choice = k == op_.lane() ? first : load_choice(batch, k);
+            own.expert_ids[k] = expert_of(c_, choice.id);
             own.ranks[k] = rank_of_expert(c_, own.expert_ids[k]);
-            if (!c_.expert_major) own.extras[k] = bits_of(args_.topk_weights[uint64_t{token} * c_.topk + k]);
+            if (!c_.expert_major) own.extras[k] = bits_of(choice.weight);
         });
         ctx_.warp_sync();
     }
@@ -323,6 +386,8 @@ class DispatchSend {
         const TokenPlan own = plan_of(own_stage);
         const RoutingCounts counted = counts();
         uint32_t num_targets = 0;
+        if (is_leader(ctx_)) *own.own_target = kDropped;
+        ctx_.warp_sync();
         CROSSDOCK_ROLLED
         for (uint32_t base = 0; has_choices_from(c_, base); base += kLanes) {
             const uint32_t k = base + op_.lane();
@@ -361,7 +426,9 @@ class DispatchSend {
                 std::byte* row = op_.row(rank, slot_of(c_, c_.rank, row_idx));
                 own.row_idx[target] = row_idx;
                 own.choices[target] = k;
-                own.rows[target] = op_.wait_credit(rank) ? row : nullptr;
+                const bool stays = own_rows_stay() && rank == c_.rank;
+                if (stays) *own.own_target = target;
+                own.rows[target] = !stays && op_.wait_credit(rank) ? row : nullptr;
             }
             num_targets += static_cast<uint32_t>(ctx_.warp_count(is_first));
         }
@@ -376,19 +443,6 @@ class DispatchSend {
         for_lanes(ctx_, c_.topk, [&](uint32_t k) {
             if (of_token.ranks[k] != c_.rank) *own_row(c_, batch.first + stage, k) = kOtherRank;
         });
-    }
-    // One warp. The number of choices on a rank of the tokens before the one in `stage`.
-    CROSSDOCK_DEVICE uint32_t choices_before(uint32_t stage, uint32_t rank) const {
-        const uint32_t experts = c_.offsets.experts_per_rank;
-        const int* of_rank = counts().experts + rank * experts;
-        int choices = 0;
-        for_lanes(ctx_, experts, [&](uint32_t i) { choices += of_rank[i]; });
-        CROSSDOCK_ROLLED
-        for (uint32_t earlier = 0; earlier < stage; ++earlier) {
-            const uint32_t* ranks = plan_of(earlier).ranks;
-            for_lanes(ctx_, c_.topk, [&](uint32_t k) { choices += ranks[k] == rank; });
-        }
-        return static_cast<uint32_t>(ctx_.warp_sum(choices));
     }
 
     CROSSDOCK_DEVICE SendTask task_of(const Batch& batch, const TokenPlan& of_token, uint32_t stage,
@@ -416,13 +470,13 @@ class DispatchSend {
                 if (!args_.kOneBatch && round_ > 0) {
                     load_batch(batch);
                     quantise_batch(batch, false);
-                    if (row_first == 0) load_plans(batch);
+                    if (row_first == 0) write_plans(batch, load_choice(batch, op_.lane()));
                     ctx_.block_sync();
                 }
                 if (row_first == 0) make_plans(batch);
                 ctx_.mark(Step::kDispatchPlanned);
+                if (op_.own_rows_are_ll128() || own_rows_stay()) ctx_.block_sync();  // all warps read the plans
                 if (op_.own_rows_are_ll128()) {
-                    ctx_.block_sync();
                     send_ll128(batch);
                 } else {
                     send_plain(batch);
@@ -432,25 +486,21 @@ class DispatchSend {
             }
             if (args_.kOneBatch) return;
             const uint32_t next = first + layout.num_stages;
-            count_tokens(first, next, load_ids(first + op_.thread(), next, 0));
+            count_tokens(first, next, experts_of(load_ids(first + op_.thread(), next, 0)));
             ctx_.block_sync();
         }
     }
 
     // One warp. Sends a row's token and choices.
     CROSSDOCK_DEVICE void send_header(const SendTask& task, uint32_t direct) const {
-        const TokenPlan of_token = plan_of(task.stage);
         TaggedWord* words =
             op_.is_gin_peer(task.peer)
                 ? reinterpret_cast<TaggedWord*>(in_outbox(c_, outbox_header(c_, task.peer, task.row_idx)))
                 : op_.header(task.peer, task.slot);
         const uint64_t tag = pack_word(op_.epoch, 0);
-        const uint32_t first_choice = !c_.expert_major ? 0 : choices_before(task.stage, task.peer);
-        for_lanes(ctx_, 1 + c_.topk, [&](uint32_t i) {
-            const uint64_t payload = i == 0 ? RowOrigin{task.token, task.target, direct, first_choice}.payload()
-                                            : uint64_t{of_token.extras[i - 1]} << 32 | of_token.expert_ids[i - 1];
-            ctx_.store_tagged(words + i, payload, tag);
-        });
+        const uint32_t first_choice = choices_before(task);
+        for_lanes(ctx_, 1 + c_.topk,
+                  [&](uint32_t i) { ctx_.store_tagged(words + i, header_word(task, direct, first_choice, i), tag); });
     }
 
     // LL128 rows: all warps share each row's groups of lines, and the headers.
@@ -522,6 +572,7 @@ class DispatchSend {
         ctx_.mark(Step::kDispatchLoaded);
         put_row(batch, of_token);
         for_lsa_peers(op_.lane(), kLanes, [&](const SendTask& task) { store_chunk(batch, task); });
+        if (own_rows_are_placed() && is_leader(ctx_)) store_own_row(own_stage);
         ctx_.warp_sync();
         if (batch.is_last_chunk) {
             mark_remote_choices(batch, own_stage);  // while the stores are in flight
@@ -533,7 +584,7 @@ class DispatchSend {
             ctx_.warp_sync();
             ctx_.mark(Step::kDispatchFlagged);
         }
-        stage_at(own_stage).wait_reusable(ctx_);
+        if (!own_rows_stay()) stage_at(own_stage).wait_reusable(ctx_);
         ctx_.warp_sync();
     }
 
@@ -569,6 +620,12 @@ class DispatchSend {
         }
         RowStage::end_group(ctx_);
         ctx_.mark(Step::kDispatchStored);
+    }
+    CROSSDOCK_DEVICE void store_own_row(uint32_t stage) const {
+        SendTask task;
+        if (!find_own_row(stage, task)) return;
+        stage_at(stage).store(ctx_, args_.out_tokens + uint64_t{task.slot} * args_.row_bytes, 0, args_.row_bytes);
+        RowStage::end_group(ctx_);
     }
     // Row, scales, header.
     CROSSDOCK_DEVICE uint64_t bytes_on_the_way() const {

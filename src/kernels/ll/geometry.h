@@ -306,16 +306,17 @@ struct LlBlockHead {
 
 // The targets of one token's row, in shared memory: the ranks that it goes to, in the order of their first choices.
 struct TokenPlan {
-    std::byte** rows;      // [targets] the slot there; null: the peer is lost
+    std::byte** rows;      // [targets] the slot there; null: the peer is lost, or it is own_target
     uint32_t* expert_ids;  // [k] or kDropped
     uint32_t* ranks;       // [k] or kDropped
     uint32_t* extras;      // [k] the choice's number among this source's rows for that expert, or its weight
     uint32_t* row_idx;     // [targets] among this source's rows there
     uint32_t* choices;     // [targets] the rank's first choice
     uint32_t* num_targets;
+    uint32_t* own_target;  // this rank, if its row stays; else kDropped
 
     CROSSDOCK_HOST_DEVICE static constexpr uint32_t bytes(uint32_t topk) {
-        return static_cast<uint32_t>(align_up(28 * uint64_t{topk} + 4, 16));
+        return static_cast<uint32_t>(align_up(28 * uint64_t{topk} + 8, 16));
     }
     CROSSDOCK_HOST_DEVICE static TokenPlan of(std::byte* memory, uint32_t topk) {
         uint32_t* words = reinterpret_cast<uint32_t*>(memory + uint64_t{8} * topk);
@@ -325,7 +326,8 @@ struct TokenPlan {
                 words + 2 * topk,
                 words + 3 * topk,
                 words + 4 * topk,
-                words + 5 * topk};
+                words + 5 * topk,
+                words + 5 * topk + 1};
     }
 };
 
