@@ -148,7 +148,8 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
     }
     // After a loss one block receives all rows again, without the other blocks' stages: so not with masks.
     args.own_rows_stay = common.halves == (kSendHalf | kReceiveHalf) && !is_ll128 && common.scope.masking == 0 &&
-                         common.tokens_per_block <= warp_layout.num_stages && args.row_bytes <= warp_layout.chunk_bytes;
+                         common.tokens_per_block <= std::min(warp_layout.num_stages, warp_layout.receive_warps) &&
+                         args.row_bytes <= warp_layout.chunk_bytes;
     // An SM has room for a block of this kernel and one of the next, but not for two of this one: if they start while
     // other SMs are busy, half of the SMs would do all the work.
     const size_t most = group.max_shared_bytes();

@@ -80,6 +80,7 @@ class DispatchReceive {
 
     CROSSDOCK_DEVICE void run(const WorkShare& share, bool) {
         const Announced announced = announced_here();
+        const uint32_t first_choice = first_choice_of_own_row(share);
         gather_counts(announced, share);
         if (block_head(ctx_).is_refused != 0) return ctx_.note_unread_slots_allowed();
         if (c_.expert_major) scan_experts(announced, share);
@@ -91,7 +92,7 @@ class DispatchReceive {
             rows.expected += more.expected;
             rows.read += more.read;
         };
-        add(place_own_rows(announced, share));
+        add(place_own_row(announced, share, first_choice));
         const bool has_ll128 = announced.ll128[c_.arena.num_ranks] > 0;
         const bool has_plain = announced.plain_before[c_.arena.num_ranks] > 0;
         // If this rank's own form is known, sources with another number of tokens may still send the other one.
@@ -454,22 +455,22 @@ class DispatchReceive {
         }
     }
 
-    // This rank's own rows, if they stayed in the block's sending stages: each warp places those of some stages.
+    // This rank's own rows, if they stayed in the block's sending stages: each warp places that of one stage.
 
-    CROSSDOCK_DEVICE RowsRead place_own_rows(const Announced& announced, const WorkShare& share) const {
-        RowsRead rows;
-        CROSSDOCK_ROLLED
-        for (uint32_t stage = share.warp(ctx_); stage < send_.num_staged(); stage += share.warps) {
-            SendTask own;
-            if (!send_.find_own_row(stage, own) || own.row_idx >= announced.rows[c_.rank]) continue;
-            ++rows.expected;
-            rows.read += place_own_row(announced, own) ? 1 : 0;
-        }
-        return rows;
+    // Looked up while the counts are on their way.
+    CROSSDOCK_DEVICE uint32_t first_choice_of_own_row(const WorkShare& share) const {
+        const uint32_t stage = share.warp(ctx_);
+        return stage < send_.num_staged() ? send_.choices_before(stage, c_.rank) : 0;
     }
-    CROSSDOCK_DEVICE bool place_own_row(const Announced& announced, const SendTask& own) const {
+    // first_choice: of first_choice_of_own_row.
+    CROSSDOCK_DEVICE RowsRead place_own_row(const Announced& announced, const WorkShare& share,
+                                            uint32_t first_choice) const {
+        const uint32_t of_stage = share.warp(ctx_);
+        SendTask own;
+        if (of_stage >= send_.num_staged() || !send_.find_own_row(of_stage, own) ||
+            own.row_idx >= announced.rows[c_.rank])
+            return {};
         const Placement placement = placement_of_warp();
-        const uint32_t first_choice = send_.choices_before(own);
         const auto read = [&](uint32_t base, Header& header) {
             const uint32_t k = base + op_.lane();
             header.origin.payload = send_.header_word(own, 0, first_choice, 0);
@@ -478,7 +479,7 @@ class DispatchReceive {
         };
         Header header;
         read(0, header);
-        if (!read_header(announced, {c_.rank, own.row_idx}, header, true, placement, read)) return false;
+        if (!read_header(announced, {c_.rank, own.row_idx}, header, true, placement, read)) return {1, 0};
         ctx_.mark(Step::kDispatchHeader);
         const RowStage stage = send_.stage_at(own.stage);
         if (is_leader(ctx_) && !send_.own_rows_are_placed()) {
@@ -490,7 +491,7 @@ class DispatchReceive {
         if (is_leader(ctx_)) count_rows(ctx_, c_.reach, c_.rank, 1, bytes_with_scales(args_));
         ctx_.warp_sync();
         ctx_.mark(Step::kDispatchPlaced);
-        return true;
+        return {1, 1};
     }
 
     // Plain rows: each warp with a stage places rows through it, in the order of sources.

@@ -175,17 +175,17 @@ class DispatchSend {
         const TokenPlan of_token = plan_of(task.stage);
         return uint64_t{of_token.extras[i - 1]} << 32 | of_token.expert_ids[i - 1];
     }
-    // One warp. The number of choices on the row's rank of the tokens before its own; 0 in rank-major.
-    CROSSDOCK_DEVICE uint32_t choices_before(const SendTask& task) const {
+    // One warp. The number of choices on a rank of the tokens before the one in `stage`; 0 in rank-major.
+    CROSSDOCK_DEVICE uint32_t choices_before(uint32_t stage, uint32_t rank) const {
         if (!c_.expert_major) return 0;
         const uint32_t experts = c_.offsets.experts_per_rank;
-        const int* of_rank = counts().experts + task.peer * experts;
+        const int* of_rank = counts().experts + rank * experts;
         int choices = 0;
         for_lanes(ctx_, experts, [&](uint32_t i) { choices += of_rank[i]; });
         CROSSDOCK_ROLLED
-        for (uint32_t earlier = 0; earlier < task.stage; ++earlier) {
+        for (uint32_t earlier = 0; earlier < stage; ++earlier) {
             const uint32_t* ranks = plan_of(earlier).ranks;
-            for_lanes(ctx_, c_.topk, [&](uint32_t k) { choices += ranks[k] == task.peer; });
+            for_lanes(ctx_, c_.topk, [&](uint32_t k) { choices += ranks[k] == rank; });
         }
         return static_cast<uint32_t>(ctx_.warp_sum(choices));
     }
@@ -498,7 +498,7 @@ class DispatchSend {
                 ? reinterpret_cast<TaggedWord*>(in_outbox(c_, outbox_header(c_, task.peer, task.row_idx)))
                 : op_.header(task.peer, task.slot);
         const uint64_t tag = pack_word(op_.epoch, 0);
-        const uint32_t first_choice = choices_before(task);
+        const uint32_t first_choice = choices_before(task.stage, task.peer);
         for_lanes(ctx_, 1 + c_.topk,
                   [&](uint32_t i) { ctx_.store_tagged(words + i, header_word(task, direct, first_choice, i), tag); });
     }
