@@ -222,6 +222,10 @@ class Ctx {
         __syncwarp();
         return __shfl_sync(~0u, value, 0);
     }
+    // That lane's value, without such an order.
+    CROSSDOCK_DEVICE uint32_t warp_broadcast_from(uint32_t lane, uint32_t value) const {
+        return __shfl_sync(~0u, value, static_cast<int>(lane));
+    }
 
   private:
     int unused_;
@@ -358,6 +362,7 @@ class Ctx {
     uint32_t warp_transpose(uint32_t bits) const { return bits & 1; }
     uint64_t warp_broadcast(uint64_t value) const { return value; }
     uint32_t warp_broadcast(uint32_t value) const { return value; }
+    uint32_t warp_broadcast_from(uint32_t, uint32_t value) const { return value; }
     cpu::Warp& warp() const { return *warp_; }
 
   private:

@@ -39,26 +39,49 @@ struct Fp8Blocks {
             // Positive numbers order as their bits do.
             largest[j] = float_of(static_cast<uint32_t>(ctx.warp_max(static_cast<int>(bits_of(largest[j])))));
         }
+        float multipliers[kMost];
+        CROSSDOCK_UNROLL
+        for (uint32_t base = 0; base < kMost; base += kScaledAtOnce) {
+            // Divisions take long: each lane has one, for a block of its own.
+            const uint32_t lane = static_cast<uint32_t>(ctx.lane());
+            float largest_of_lane = largest[base];
+            CROSSDOCK_UNROLL
+            for (uint32_t j = 1; j < kScaledAtOnce; ++j) {
+                if (lane == j) largest_of_lane = largest[base + j];
+            }
+            const Scaling scaling = scaling_for(largest_of_lane, round_scales);
+            const uint32_t block = first + (base + lane) * step;
+            if (lane < kScaledAtOnce && block < num) scales[block] = scaling.scale;
+            CROSSDOCK_UNROLL
+            for (uint32_t j = 0; j < kScaledAtOnce; ++j)
+                multipliers[base + j] = float_of(ctx.warp_broadcast_from(j, bits_of(scaling.multiplier)));
+        }
         CROSSDOCK_UNROLL
         for (uint32_t j = 0; j < kMost; ++j) {
             const uint32_t block = first + j * step;
             if (block >= num) break;
-            float scale = largest[j] * (1.0f / 448.0f);  // not divided, for the same bits as DeepEP's
-            float multiplier = 448.0f / largest[j];
-            if (round_scales) {
-                // Round up to a power of two: the exponent, plus one if the mantissa is not 0.
-                const uint32_t exponent = (bits_of(scale) >> 23) + ((bits_of(scale) & 0x7FFFFFu) != 0 ? 1u : 0u);
-                scale = float_of(exponent << 23);
-                multiplier = 1.0f / scale;
-            }
             float values[kPerLane];
             for (uint32_t i = 0; i < kPerLane; ++i) values[i] = element(j, i);
-            store_e4m3(values, multiplier, target + block * kFp8Block + static_cast<uint32_t>(ctx.lane()) * kPerLane);
-            if (is_leader(ctx)) scales[block] = scale;
+            store_e4m3(values, multipliers[j],
+                       target + block * kFp8Block + static_cast<uint32_t>(ctx.lane()) * kPerLane);
         }
     }
 
   private:
+    static constexpr uint32_t kScaledAtOnce = uint32_t{kLanes} < kMost ? 1 : kMost;
+
+    struct Scaling {
+        float scale;
+        float multiplier;
+    };
+    CROSSDOCK_DEVICE static Scaling scaling_for(float largest, bool round_scales) {
+        const float scale = largest * (1.0f / 448.0f);  // not divided, for the same bits as DeepEP's
+        if (!round_scales) return {scale, 448.0f / largest};
+        // Round up to a power of two: the exponent, plus one if the mantissa is not 0.
+        const uint32_t exponent = (bits_of(scale) >> 23) + ((bits_of(scale) & 0x7FFFFFu) != 0 ? 1u : 0u);
+        const float rounded = float_of(exponent << 23);
+        return {rounded, 1.0f / rounded};
+    }
     CROSSDOCK_DEVICE float element(uint32_t j, uint32_t i) const {
         return element_of<DType::kBf16>(words[j][i / 4], i % 4);
     }

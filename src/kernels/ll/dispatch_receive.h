@@ -20,14 +20,14 @@ struct Announced {
 
 // A lane's part of a source's counts: the rows, and the choices of some experts.
 struct CountsOfLane {
-    static constexpr uint32_t kExpertsAtOnce = kLanes > 1 ? 8 : 1;
     uint64_t rows = 0;
     uint64_t choices[kExpertsAtOnce] = {};
 };
 
 // The places of a warp's current row, in shared memory.
 struct Placement {
-    uint32_t* rows;  // [num] indices among all out rows
+    uint32_t* rows;     // [num] indices among all out rows
+    uint32_t* columns;  // [num] indices among the expert's rows (rank-major: among all), if scales are transposed
     uint32_t* num;
     uint32_t* direct;
 };
@@ -130,9 +130,9 @@ class DispatchReceive {
                 reinterpret_cast<uint32_t*>(ctx_.shared_memory() + args_.shared.first_rows)};
     }
     CROSSDOCK_DEVICE Placement placement_of_warp() const {
-        uint32_t* words =
-            reinterpret_cast<uint32_t*>(ctx_.shared_memory() + args_.shared.placements) + (c_.topk + 2) * op_.warp();
-        return {words, words + c_.topk, words + c_.topk + 1};
+        uint32_t* words = reinterpret_cast<uint32_t*>(ctx_.shared_memory() + args_.shared.placements) +
+                          (2 * c_.topk + 2) * op_.warp();
+        return {words, words + c_.topk, words + 2 * c_.topk, words + 2 * c_.topk + 1};
     }
     // The number of experts whose choices sources announce.
     CROSSDOCK_DEVICE uint32_t counted_experts() const { return c_.expert_major ? c_.offsets.experts_per_rank : 0; }
@@ -161,11 +161,11 @@ class DispatchReceive {
                 counts.rows = ctx_.load_relaxed_system(words);
                 uint64_t other = word_epoch(counts.rows);
                 CROSSDOCK_UNROLL
-                for (uint32_t i = 0; i < CountsOfLane::kExpertsAtOnce; ++i) {
+                for (uint32_t i = 0; i < kExpertsAtOnce; ++i) {
                     if (expert_at(i) < experts) counts.choices[i] = ctx_.load_relaxed_system(words + 1 + expert_at(i));
                 }
                 CROSSDOCK_UNROLL
-                for (uint32_t i = 0; i < CountsOfLane::kExpertsAtOnce; ++i) {
+                for (uint32_t i = 0; i < kExpertsAtOnce; ++i) {
                     if (expert_at(i) < experts && word_epoch(counts.choices[i]) != op_.epoch)
                         other = word_epoch(counts.choices[i]);
                 }
@@ -174,7 +174,7 @@ class DispatchReceive {
             [&](uint64_t epoch) { return epoch == op_.epoch && op_.is_alike(entry); });
         counts.rows = came ? word_payload(counts.rows) : 0;
         CROSSDOCK_UNROLL
-        for (uint32_t i = 0; i < CountsOfLane::kExpertsAtOnce; ++i)
+        for (uint32_t i = 0; i < kExpertsAtOnce; ++i)
             counts.choices[i] = came && expert_at(i) < experts ? word_payload(counts.choices[i]) : 0;
         return came;
     }
@@ -190,10 +190,10 @@ class DispatchReceive {
             uint64_t choices = 0;
             CountsOfLane counts;
             CROSSDOCK_ROLLED
-            for (uint32_t first = 0; first == 0 || first < experts; first += CountsOfLane::kExpertsAtOnce * kLanes) {
+            for (uint32_t first = 0; first == 0 || first < experts; first += kExpertsAtOnce * kLanes) {
                 is_right &= !is_silent && wait_counts(source, first, experts, counts);
                 CROSSDOCK_UNROLL
-                for (uint32_t i = 0; i < CountsOfLane::kExpertsAtOnce; ++i) {
+                for (uint32_t i = 0; i < kExpertsAtOnce; ++i) {
                     const uint32_t expert = first + op_.lane() + i * kLanes;
                     if (expert >= experts) continue;
                     announced.first_rows[source * experts + expert] = static_cast<uint32_t>(counts.choices[i]);
@@ -393,14 +393,24 @@ class DispatchReceive {
             }
             const uint32_t at = num + static_cast<uint32_t>(ctx_.warp_count_before(row_idx >= 0));
             if (row_idx >= 0) placement.rows[at] = static_cast<uint32_t>(row_idx);
+            if (row_idx >= 0 && args_.transposed_scales)
+                placement.columns[at] = static_cast<uint32_t>(row_idx) - expert * c_.offsets.num_slots;
             num += static_cast<uint32_t>(ctx_.warp_count(row_idx >= 0));
         }
-        if (is_leader(ctx_)) {
-            if (!c_.expert_major) placement.rows[0] = slot;
-            *placement.num = c_.expert_major ? num : 1;
+        if (!c_.expert_major) {
+            place_at_slot(placement, slot);
+        } else if (is_leader(ctx_)) {
+            *placement.num = num;
         }
         ctx_.warp_sync();
         return true;
+    }
+    // Rank-major. Followed by a warp barrier.
+    CROSSDOCK_DEVICE void place_at_slot(const Placement& placement, uint32_t slot) const {
+        if (!is_leader(ctx_)) return;
+        *placement.num = 1;
+        placement.rows[0] = slot;
+        if (args_.transposed_scales) placement.columns[0] = slot;
     }
 
     // Scales.
@@ -408,22 +418,22 @@ class DispatchReceive {
     // Places 8 or 16 bytes of a row's scales, from their byte `first` on.
     CROSSDOCK_DEVICE void place_scale_part(const Placement& placement, uint32_t first, uint32_t bytes,
                                            const Bytes16& part) const {
-        const uint32_t capacity = c_.offsets.num_slots;
         const uint32_t scales = args_.scale_bytes / 4;
+        const uint32_t step = args_.transposed_scales ? c_.offsets.num_slots : 1;
+        const uint32_t left = first / 4 < scales ? scales - first / 4 : 0;
+        const uint32_t words = bytes / 4 < left ? bytes / 4 : left;
+        const bool are_words = args_.wire == LlDispatchWire::kFp8 || is_word(args_.out_scales);
+        const uint32_t num_places = *placement.num;
         CROSSDOCK_ROLLED
-        for (uint32_t i = 0; i < *placement.num; ++i) {
+        for (uint32_t i = 0; i < num_places; ++i) {
             const uint32_t row = placement.rows[i];
-            uint64_t first_word = uint64_t{row} * scales;
-            uint32_t step = 1;
-            if (args_.transposed_scales) {
-                const uint32_t row_of_expert = row % capacity;
-                first_word = uint64_t{row - row_of_expert} * scales + row_of_expert;
-                step = capacity;
-            }
-            CROSSDOCK_ROLLED
-            for (uint32_t j = 0; j < bytes / 4 && first / 4 + j < scales; ++j) {
+            const uint32_t column = args_.transposed_scales ? placement.columns[i] : 0;
+            const uint64_t first_word = uint64_t{row - column} * scales + column + uint64_t{step} * (first / 4);
+            std::byte* target = args_.out_scales + 4 * first_word;
+            CROSSDOCK_UNROLL
+            for (uint32_t j = 0; j < 4; ++j) {
                 const uint32_t value = static_cast<uint32_t>((j < 2 ? part.low : part.high) >> (32 * (j % 2)));
-                store_word(args_.out_scales + 4 * (first_word + uint64_t{step} * (first / 4 + j)), value);
+                if (j < words) store_word(target + 4 * uint64_t{step} * j, value, are_words);
             }
         }
     }
@@ -619,21 +629,20 @@ class DispatchReceive {
             if (!came || (needs_header && !read_header(announced, row, header, is_first, placement, read_more)))
                 return false;
             if (first == run.begin && !needs_header) {
-                if (is_leader(ctx_)) {
-                    placement.rows[0] = slot;
-                    *placement.num = 1;
-                }
+                place_at_slot(placement, slot);
                 ctx_.warp_sync();
             }
             ctx_.mark(Step::kDispatchArrived);
-            CROSSDOCK_ROLLED
-            for (uint32_t i = 0; i < *placement.num; ++i) {
-                std::byte* target = args_.out_tokens + uint64_t{placement.rows[i]} * args_.row_bytes;
-                CROSSDOCK_UNROLL
-                for (uint32_t g = 0; g < kGroupsAtOnce; ++g) {
-                    if (g < num) wait.groups[g].write(shape, first + g, args_.row_bytes, target);
+            const Ll128Copies<kGroupsAtOnce> copies(shape, first, num, args_.row_bytes);
+            const auto write = [&]<uint32_t kNum>() {
+                const uint32_t num_places = *placement.num;
+                CROSSDOCK_ROLLED
+                for (uint32_t i = 0; i < num_places; ++i) {
+                    std::byte* copy = args_.out_tokens + uint64_t{placement.rows[i]} * args_.row_bytes;
+                    copies.template write<kNum>(wait.groups, copy);
                 }
-            }
+            };
+            num == 1 ? write.template operator()<1>() : write.template operator()<kGroupsAtOnce>();
             place_scales_of_lines(placement, shape, first, num, wait.groups);
         }
         if (is_leader(ctx_) && is_first) op_.note_read(slot);

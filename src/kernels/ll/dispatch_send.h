@@ -23,8 +23,8 @@ CROSSDOCK_DEVICE void copy_words(const Ctx& ctx, void* target, const void* sourc
     }
 }
 
-CROSSDOCK_DEVICE void store_word(std::byte* target, uint32_t value) {
-    if (is_word(target)) {
+CROSSDOCK_DEVICE void store_word(std::byte* target, uint32_t value, bool is_word) {
+    if (is_word) {
         *reinterpret_cast<uint32_t*>(target) = value;
         return;
     }
@@ -58,6 +58,9 @@ CROSSDOCK_DEVICE_RARE void count_tokens_of_many_ranks(const Ctx& ctx, const auto
         }
     });
 }
+
+// A lane writes or reads the counts of so many experts at once.
+inline constexpr uint32_t kExpertsAtOnce = kLanes > 1 ? 8 : 1;
 
 // The experts of some of a token's choices.
 struct TokenIds {
@@ -305,11 +308,25 @@ class DispatchSend {
             uint64_t* words = op_.is_gin_peer(peer)
                                   ? reinterpret_cast<uint64_t*>(in_outbox(c_, outbox_counts(c_, peer)))
                                   : op_.counts(peer, c_.rank);
-            for_lanes(ctx_, 1 + (c_.expert_major ? experts : 0), [&](uint32_t i) {
-                const uint64_t count = i == 0 ? form | static_cast<uint64_t>(counted.ranks[peer])
-                                              : static_cast<uint64_t>(counted.experts[peer * experts + i - 1]);
+            const auto store = [&](uint32_t i, uint64_t count) {
                 ctx_.store_relaxed_system(words + i, pack_word(op_.epoch, count));
-            });
+            };
+            if (is_leader(ctx_)) store(0, form | static_cast<uint64_t>(counted.ranks[peer]));
+            if (!c_.expert_major) continue;
+            const int* of_experts = counted.experts + peer * experts;
+            CROSSDOCK_ROLLED
+            for (uint32_t first = op_.lane(); first < experts; first += kExpertsAtOnce * kLanes) {
+                uint32_t choices[kExpertsAtOnce];
+                CROSSDOCK_UNROLL
+                for (uint32_t i = 0; i < kExpertsAtOnce; ++i) {
+                    if (first + i * kLanes < experts)
+                        choices[i] = static_cast<uint32_t>(of_experts[first + i * kLanes]);
+                }
+                CROSSDOCK_UNROLL
+                for (uint32_t i = 0; i < kExpertsAtOnce; ++i) {
+                    if (first + i * kLanes < experts) store(1 + first + i * kLanes, choices[i]);
+                }
+            }
         }
         if (ctx_.num_blocks() > 1) return;
         ctx_.block_sync();

@@ -338,7 +338,7 @@ struct LlDispatchShared {
     uint32_t first_rows;     // receive: u32 [ranks][local experts]
     uint32_t received;       // receive: u32 [4][ranks + 1]
     uint32_t plans;          // send: [stages] plans
-    uint32_t placements;     // receive: u32 [warps][topk + 2]
+    uint32_t placements;     // receive: u32 [warps][2 topk + 2]
     uint32_t stages;         // [stages + receive stages][stage_bytes]
     uint32_t stage_bytes;
     uint32_t tail;  // in a stage's data, after a full chunk: scales
@@ -359,7 +359,7 @@ struct LlDispatchShared {
         shared.plans = static_cast<uint32_t>(at);
         at = align_up(at + TokenPlan::bytes(topk) * warp_layout.num_stages, 16);
         shared.placements = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{4} * (topk + 2) * warp_layout.warps_per_block, 128);
+        at = align_up(at + uint64_t{4} * (2 * topk + 2) * warp_layout.warps_per_block, 128);
         shared.stages = static_cast<uint32_t>(at);
         shared.tail = warp_layout.chunk_bytes;
         shared.stage_bytes = static_cast<uint32_t>(

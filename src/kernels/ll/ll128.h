@@ -45,15 +45,17 @@ static_assert(kPiecesOfLane * kLanes == kLinesOfGroup * kPiecesOfLine && kPieces
               "every lane has as many pieces, of one line: at most its last one has a tag");
 
 // This lane's view of a row of `bytes` bytes, a multiple of 16. The first seven pieces of all lines hold the row's
-// beginning, the halves next to the tags its end, so that all copies are aligned. From group to group a piece moves by
-// a fixed number of bytes.
+// beginning, the halves next to the tags its end, so that all copies are aligned.
 class Ll128Row {
   public:
     static constexpr uint32_t kGroupBytes = kLinesOfGroup * kLineBytes;
+    static constexpr uint32_t kAligned = kLinePayload / 16 * 16;  // of a line's payload; the rest is next to the tag
+    // From group to group a piece moves by so many bytes of the row.
+    static constexpr uint32_t kStep = kLinesOfGroup * kAligned;
+    static constexpr uint32_t kStepAtTag = kLinesOfGroup * (kLinePayload - kAligned);
 
     CROSSDOCK_DEVICE Ll128Row(const Ctx& ctx, uint32_t bytes)
         : bytes_(bytes), groups_((lines_of(bytes) + kLinesOfGroup - 1) / kLinesOfGroup) {
-        constexpr uint32_t kAligned = kLinePayload / 16 * 16;
         const uint32_t lines = lines_of(bytes);
         first_piece_ = static_cast<uint32_t>(ctx.lane()) * kPiecesOfLane;
         CROSSDOCK_UNROLL
@@ -75,7 +77,7 @@ class Ll128Row {
     CROSSDOCK_DEVICE bool has_line(uint32_t group, uint32_t i) const { return group < groups_with_line_[i]; }
     // The offset of the piece's payload in the row.
     CROSSDOCK_DEVICE uint32_t offset(uint32_t group, uint32_t i) const {
-        return first_offset_[i] + group * kLinesOfGroup * (has_tag(i) ? 8 : kLinePayload / 16 * 16);
+        return first_offset_[i] + group * (has_tag(i) ? kStepAtTag : kStep);
     }
     // The offset of 16 aligned bytes of the row that contain this payload, if any.
     CROSSDOCK_DEVICE uint32_t aligned_offset(uint32_t group, uint32_t i) const {
@@ -210,6 +212,45 @@ struct Ll128Group {
             }
         }
     }
+};
+
+// Writes this lane's part of groups [first, first + num) to any number of copies of the row's first `bytes` bytes (a
+// multiple of 16).
+template <uint32_t kMost>
+class Ll128Copies {
+  public:
+    CROSSDOCK_DEVICE Ll128Copies(const Ll128Row& row, uint32_t first, uint32_t num, uint32_t bytes) {
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kPiecesOfLane; ++i) {
+            uint32_t stored = 0;
+            CROSSDOCK_UNROLL
+            for (uint32_t g = 0; g < kMost; ++g)
+                stored |= g < num && row.has_payload(first + g, i, bytes) ? 1u << g : 0;
+            offset_[i] = row.offset(first, i);
+            whole_[i] = row.has_tag(i) ? 0 : stored;
+            half_[i] = row.has_tag(i) ? stored : 0;
+        }
+    }
+    // The first kNum groups. Without branches, each of which would take as long as a store.
+    template <uint32_t kNum>
+    CROSSDOCK_DEVICE void write(const Ll128Group (&groups)[kMost], std::byte* copy) const {
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kPiecesOfLane; ++i) {
+            std::byte* target = copy + offset_[i];
+            CROSSDOCK_UNROLL
+            for (uint32_t g = 0; g < kNum; ++g) {
+                const Bytes16& piece = groups[g].pieces[i];
+                if ((whole_[i] >> g & 1) != 0) *reinterpret_cast<Bytes16*>(target + g * Ll128Row::kStep) = piece;
+                if ((half_[i] >> g & 1) != 0)
+                    *reinterpret_cast<uint64_t*>(target + g * Ll128Row::kStepAtTag) = piece.low;
+            }
+        }
+    }
+
+  private:
+    uint32_t offset_[kPiecesOfLane];
+    uint32_t whole_[kPiecesOfLane];  // bits: groups whose piece is all payload
+    uint32_t half_[kPiecesOfLane];   // bits: groups whose piece ends in a tag
 };
 
 // The epoch of a group's first line, for a diagnosis; 0: none.
