@@ -512,14 +512,15 @@ class CombineSend {
     template <typename Begin>
     CROSSDOCK_DEVICE bool run(Begin begin) {
         if (sends_plain_rows()) plain_.start();
-        const bool runs = ll128_.run([&] {
+        const auto begin_and_announce = [&] {
             if (!begin()) return false;
             if (args_.wire == LlCombineWire::kSums) {
                 put_weights();
                 announce_weights();
             }
             return true;
-        });
+        };
+        const bool runs = kHasGinPeers ? begin_and_announce() : ll128_.run(begin_and_announce);
         if (!runs) {
             if (sends_plain_rows()) plain_.abandon();
             return false;

@@ -93,10 +93,10 @@ class DispatchReceive {
             rows.read += more.read;
         };
         add(place_own_row(announced, share, first_choice));
-        const bool has_ll128 = announced.ll128[c_.arena.num_ranks] > 0;
+        const bool has_ll128 = !kHasGinPeers && announced.ll128[c_.arena.num_ranks] > 0;
         const bool has_plain = announced.plain_before[c_.arena.num_ranks] > 0;
         // If this rank's own form is known, sources with another number of tokens may still send the other one.
-        if (c_.kForm != LlForm::kPlain) {
+        if (!kHasGinPeers && c_.kForm != LlForm::kPlain) {
             add(receive_ll128_rows(announced, share));
         } else if (has_ll128) {
             add(receive_other_form(ctx_, args_, op_, announced, share));

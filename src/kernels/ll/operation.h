@@ -211,6 +211,7 @@ class LlOperation : public Operation {
     CROSSDOCK_DEVICE bool receives() const { return (c.halves & (kReceiveHalf | kCancel)) == kReceiveHalf; }
     CROSSDOCK_DEVICE bool cancels() const { return (c.halves & kCancel) != 0; }
     CROSSDOCK_DEVICE bool own_rows_are_ll128() const {
+        if constexpr (kHasGinPeers) return false;  // nor are those of other ranks
         if (c.kForm != LlForm::kEither) return c.kForm == LlForm::kLl128;
         return c.own_rows_are_ll128;
     }
