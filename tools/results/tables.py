@@ -38,7 +38,7 @@ HT_ROWS = [("flat, windows", "ht-flat-windows-8-sms"), ("flat, windows", "ht-fla
 ONE_GPU_ROWS = [("rank-major, windows", "ll-rank-major-windows", LL_TOKENS),
                 ("expert-major", "ll-expert-major", (1, 128)), ("expert-major, FP8", "ll-fp8", (1, 128)),
                 ("expert-major, as halves", "ll-expert-major-halves", (1, 128)),
-                ("rank-major, windows, 4 ranks", "ll-rank-major-windows-4-ranks", (1, 128))]
+                ("rank-major, windows, 4 ranks", "ll-rank-major-windows-4-ranks", LL_TOKENS)]
 ONE_GPU_UPDATES = [("all SMs", "ht-flat-windows"), ("8 SMs", "ht-flat-windows-8-sms")]
 CPU_ROWS = {"ll": [("8 processes, expert-major", "processes"), ("8 processes, rank-major", "processes-rank-major"),
                    ("2 processes, expert-major", "processes-two-ranks")],
@@ -172,10 +172,12 @@ def gpu_tables(machine):
 
 
 def one_gpu_tables(machine):
-    """The kernels' own time on one GPU, beside bare kernels that move the same rows."""
+    """The kernels' own time on one GPU, beside an earlier build's, if it was measured with them, and bare kernels that
+    move the same rows."""
     runs, lines, used = data.load(machine), [], []
     model, software = gpus(runs)
     operations = ("dispatch", "combine", "pair")
+    before = {name for run in runs.values() for case in run.cases for name in case.libraries} - {"crossdock"}
     for text, name, tokens in ONE_GPU_ROWS:
         for case in runs[name].cases if name in runs else ():
             if case.settings["tokens"] not in tokens:
@@ -184,17 +186,22 @@ def one_gpu_tables(machine):
             cells = [text, case.settings["tokens"]]
             has_bare = runs[name].ranks == 1 and not runs[name].common["recipe"].startswith("fp8")
             for operation in operations:
-                row = case.row(operation)
+                row, earlier = case.row(operation), case.row(operation, False)
+                cells += [us(earlier and earlier.value("device_us"))] if before else []
                 cells += [us(row.value("device_us")), us(row.bound if has_bare else None)]
             lines.append(cells)
     updates = []
     for text, name in ONE_GPU_UPDATES:
         for case in runs[name].cases if name in runs else ():
             used.append(runs[name])
-            updates.append(f"{us(case.row('update').value('device_us'))} with {text}")
-    headings = [heading for operation in ("dispatch:", "combine:", "both:") for heading in (operation, "bare:")]
-    text = f"""Nothing crosses a wire. Bare: kernels that move the same rows, counts and flags without checks. HT
-        update, steady state, 4096 tokens: {', '.join(updates)}."""
+            own, earlier = case.row("update"), case.row("update", False)
+            then = f" (before: {us(earlier.value('device_us'))})" if earlier else ""
+            updates.append(f"{us(own.value('device_us'))} with {text}{then}")
+    headings = [heading for operation in ("dispatch:", "combine:", "both:")
+                for heading in (*(["before:"] if before else []), operation, "bare:")]
+    text = f"""Nothing crosses a wire. Bare: kernels that move the same rows, counts and flags without checks.
+        {"".join(f"Before: {name.removesuffix('.so')}, in the same run." for name in before)} HT update, steady state,
+        4096 tokens: {', '.join(updates)}."""
     return [*heading(f"{model}: the kernels' own time", used, software), *wrap(text),
             *table(["LL", "tokens:", *headings], lines)]
 
