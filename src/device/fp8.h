@@ -13,9 +13,10 @@ namespace {
 
 // A lane's share of some of a row's blocks of bf16 elements.
 struct Fp8Blocks {
-    static constexpr uint32_t kMost = 8;
+    static constexpr uint32_t kMost = kLanes > 1 ? 8 : 1;
     static constexpr uint32_t kPerLane = kFp8Block / kLanes;
     static_assert(kPerLane * kLanes == kFp8Block && kPerLane % 4 == 0, "the lanes' shares are whole words");
+    static_assert(kMost <= uint32_t{kLanes}, "a lane computes a block's scale");
     uint64_t words[kMost][kPerLane / 4];
 
     // One warp. Loads blocks first, first + step, ... below num, at most kMost. All loads are issued before one is
@@ -39,37 +40,31 @@ struct Fp8Blocks {
             // Positive numbers order as their bits do.
             largest[j] = float_of(static_cast<uint32_t>(ctx.warp_max(static_cast<int>(bits_of(largest[j])))));
         }
+        // Divisions take long: each lane has one, for a block of its own.
+        const uint32_t lane = static_cast<uint32_t>(ctx.lane());
+        float largest_of_lane = largest[0];
+        CROSSDOCK_UNROLL
+        for (uint32_t j = 1; j < kMost; ++j) {
+            if (lane == j) largest_of_lane = largest[j];
+        }
+        const Scaling scaling = scaling_for(largest_of_lane, round_scales);
+        const uint32_t block_of_lane = first + lane * step;
+        if (lane < kMost && block_of_lane < num) scales[block_of_lane] = scaling.scale;
         float multipliers[kMost];
         CROSSDOCK_UNROLL
-        for (uint32_t base = 0; base < kMost; base += kScaledAtOnce) {
-            // Divisions take long: each lane has one, for a block of its own.
-            const uint32_t lane = static_cast<uint32_t>(ctx.lane());
-            float largest_of_lane = largest[base];
-            CROSSDOCK_UNROLL
-            for (uint32_t j = 1; j < kScaledAtOnce; ++j) {
-                if (lane == j) largest_of_lane = largest[base + j];
-            }
-            const Scaling scaling = scaling_for(largest_of_lane, round_scales);
-            const uint32_t block = first + (base + lane) * step;
-            if (lane < kScaledAtOnce && block < num) scales[block] = scaling.scale;
-            CROSSDOCK_UNROLL
-            for (uint32_t j = 0; j < kScaledAtOnce; ++j)
-                multipliers[base + j] = float_of(ctx.warp_broadcast_from(j, bits_of(scaling.multiplier)));
-        }
+        for (uint32_t j = 0; j < kMost; ++j)
+            multipliers[j] = float_of(ctx.warp_broadcast_from(j, bits_of(scaling.multiplier)));
         CROSSDOCK_UNROLL
         for (uint32_t j = 0; j < kMost; ++j) {
             const uint32_t block = first + j * step;
             if (block >= num) break;
             float values[kPerLane];
             for (uint32_t i = 0; i < kPerLane; ++i) values[i] = element(j, i);
-            store_e4m3(values, multipliers[j],
-                       target + block * kFp8Block + static_cast<uint32_t>(ctx.lane()) * kPerLane);
+            store_e4m3(values, multipliers[j], target + block * kFp8Block + lane * kPerLane);
         }
     }
 
   private:
-    static constexpr uint32_t kScaledAtOnce = uint32_t{kLanes} < kMost ? 1 : kMost;
-
     struct Scaling {
         float scale;
         float multiplier;
