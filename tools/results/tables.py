@@ -200,8 +200,8 @@ def one_gpu_tables(machine):
     headings = [heading for operation in ("dispatch:", "combine:", "both:")
                 for heading in (*(["before:"] if before else []), operation, "bare:")]
     text = f"""Nothing crosses a wire. Bare: kernels that move the same rows, counts and flags without checks.
-        {"".join(f"Before: {name.removesuffix('.so')}, in the same run." for name in before)} HT update, steady state,
-        4096 tokens: {', '.join(updates)}."""
+        {"".join(f"Before: {name.removesuffix('.so')}, in the same run. " for name in sorted(before))}HT update, steady
+        state, 4096 tokens: {', '.join(updates)}."""
     return [*heading(f"{model}: the kernels' own time", used, software), *wrap(text),
             *table(["LL", "tokens:", *headings], lines)]
 

@@ -422,7 +422,8 @@ class DispatchReceive {
         const uint32_t step = args_.transposed_scales ? c_.offsets.num_slots : 1;
         const uint32_t left = first / 4 < scales ? scales - first / 4 : 0;
         const uint32_t words = bytes / 4 < left ? bytes / 4 : left;
-        const bool are_words = args_.wire == LlDispatchWire::kFp8 || is_word(args_.out_scales);
+        // FP8's scales are floats, which callers must align (expect_elements_aligned).
+        const bool are_aligned = args_.wire == LlDispatchWire::kFp8 || is_word(args_.out_scales);
         const uint32_t num_places = *placement.num;
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < num_places; ++i) {
@@ -433,7 +434,7 @@ class DispatchReceive {
             CROSSDOCK_UNROLL
             for (uint32_t j = 0; j < 4; ++j) {
                 const uint32_t value = static_cast<uint32_t>((j < 2 ? part.low : part.high) >> (32 * (j % 2)));
-                if (j < words) store_word(target + 4 * uint64_t{step} * j, value, are_words);
+                if (j < words) store_word(target + 4 * uint64_t{step} * j, value, are_aligned);
             }
         }
     }

@@ -23,8 +23,9 @@ CROSSDOCK_DEVICE void copy_words(const Ctx& ctx, void* target, const void* sourc
     }
 }
 
-CROSSDOCK_DEVICE void store_word(std::byte* target, uint32_t value, bool is_word) {
-    if (is_word) {
+// is_aligned: is_word(target).
+CROSSDOCK_DEVICE void store_word(std::byte* target, uint32_t value, bool is_aligned) {
+    if (is_aligned) {
         *reinterpret_cast<uint32_t*>(target) = value;
         return;
     }
