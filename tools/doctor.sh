@@ -152,6 +152,14 @@ PYTHON
         *) line attribute "GPU $lacking without GPU_DIRECT_RDMA_WITH_CUDA_VMM" \
             "NCCL gives kernels no network between several LSA teams" ;;
     esac
+    # A matrix of GPU pairs: OK where NVLink links them. LL128 rows need it.
+    unlinked=$(nvidia-smi topo -p2p n 2>/dev/null | awk '/^ *GPU[0-9]+[ \t]+(X|[A-Z]+)/ {
+        for (i = 2; i <= NF; ++i) if ($1 != "GPU" i - 2 && $i != "X" && $i != "OK") print $1 "-" "GPU" i - 2 }' |
+        head -n 1 || true)
+    if [ "$(wc -l <<<"$gpus")" -gt 1 ]; then
+        line nvlink "${unlinked:-all pairs}${unlinked:+ not linked}" \
+            "$([ -z "$unlinked" ] && echo "ok: low latency sends LL128 rows" || echo "low latency sends plain rows")"
+    fi
     [ "$(wc -l <<<"$gpus")" -gt 1 ] || line ranks "one GPU" "NCCL_MULTI_RANK_GPU_ENABLE=1 lets several ranks share it"
 else
     line gpu "no NVIDIA driver, or no GPU" "./dev gpu-bundle makes a folder to run where one is"

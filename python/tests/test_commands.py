@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from crossdock.__main__ import main
+from crossdock.cli import doctor
 
 SMALL = ["--ranks", "2", "--hidden", "32", "--experts", "4", "--topk", "2"]
 
@@ -41,6 +42,24 @@ def test_the_old_name_of_the_backend_still_works(capsys: pytest.CaptureFixture[s
     said = capsys.readouterr()
     assert json.loads(said.out)["backend"] == "processes"
     assert said.err == "crossdock: --world processes is deprecated: use --backend processes\n"
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        ("OK", "links all 2 GPUs: low latency sends LL128 rows"),
+        ("NS", "does not link GPUs 0-1: low latency sends plain rows"),
+    ],
+)
+def test_doctor_says_how_gpus_are_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: str, said: str
+) -> None:
+    matrix = f" \\tGPU0\\tGPU1\\t\\n GPU0\\tX\\t{link}\\t\\n GPU1\\t{link}\\tX\\t\\n\\nLegend:\\n  X    = Self\\n"
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\nprintf '{matrix}'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert doctor.nvlink() == said
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,9 +31,9 @@ std::optional<uint32_t> read_lsa_team_size() {
     return ranks ? std::optional(static_cast<uint32_t>(*ranks)) : std::nullopt;
 }
 
-bool flag(const char* name) {
+std::optional<bool> choice(const char* name) {
     const char* value = value_of(name);
-    if (value == nullptr) return false;
+    if (value == nullptr) return std::nullopt;
     for (const char* yes : {"1", "on", "true"}) {
         if (strcasecmp(value, yes) == 0) return true;
     }
@@ -41,8 +41,10 @@ bool flag(const char* name) {
         if (strcasecmp(value, no) == 0) return false;
     }
     warn(fmt::format("{}={} is ignored, allowed: 1, on, true, 0, off, false", name, value));
-    return false;
+    return std::nullopt;
 }
+
+bool flag(const char* name) { return choice(name).value_or(false); }
 
 }  // namespace
 
@@ -58,6 +60,7 @@ Environment Environment::read() {
     environment.has_local_dup = flag("NCCL_EP_HT_EM_LOCAL_DUP");
     environment.has_nvlink_dup = flag("NCCL_EP_HT_EM_NVLINK_DUP");
     environment.sums_at_sender = flag("CROSSDOCK_SENDER_SUMS");
+    environment.ll128 = choice("CROSSDOCK_LL128");
     return environment;
 }
 

@@ -19,6 +19,7 @@ struct Environment {
     bool has_local_dup = false;             // NCCL_EP_HT_EM_LOCAL_DUP
     bool has_nvlink_dup = false;            // NCCL_EP_HT_EM_NVLINK_DUP
     bool sums_at_sender = false;            // CROSSDOCK_SENDER_SUMS
+    std::optional<bool> ll128;              // CROSSDOCK_LL128
 
     static Environment read();
 };

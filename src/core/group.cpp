@@ -46,10 +46,10 @@ std::shared_ptr<Group> Group::create(std::shared_ptr<Communicator> communicator,
     if (environment.is_verbose && group->rank() == 0) {
         warn(fmt::format(
             "settings: {} ranks, {} experts, {} tokens per rank, {} bytes per token, SMs dispatch {} combine {}, "
-            "timeout "
-            "{} us, masks {}",
+            "timeout {} us, masks {}, LL128 rows {}",
             config.num_ranks, config.num_experts, config.max_tokens, config.max_token_bytes, config.dispatch_sms,
-            config.combine_sms, config.timeout_ns / 1000, config.masking ? "on" : "off"));
+            config.combine_sms, config.timeout_ns / 1000, config.masking ? "on" : "off",
+            ll128_tokens_of(group->communicator(), config) > 0 ? "allowed" : "off"));
     }
     return group;
 }
@@ -88,7 +88,7 @@ void Group::preallocate() {
         std::min({config_.num_experts, kExplicitTopk, config_.num_topk > 0 ? config_.num_topk : kExplicitTopk});
     for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
         for (uint32_t topk = largest; topk > 0; --topk) {
-            if (!ll_size_is_enough(config_, ll128_tokens_of(communicator_->backend(), config_), layout, topk)) continue;
+            if (!ll_size_is_enough(config_, ll128_tokens_of(*communicator_, config_), layout, topk)) continue;
             arena_for(layout, topk);
             return;
         }
@@ -162,7 +162,7 @@ std::optional<Error> Group::failure() const {
 }
 
 std::shared_ptr<LlArena> Group::arena_for(ncclEpLayout_t layout, uint32_t topk) {
-    const uint32_t ll128_tokens = ll128_tokens_of(communicator_->backend(), config_);
+    const uint32_t ll128_tokens = ll128_tokens_of(*communicator_, config_);
     const LlGeometry needed = ll_geometry(config_, ll128_tokens, layout, topk);
     for (const auto& arena : arenas_) {
         if (arena->fits(needed)) return arena;

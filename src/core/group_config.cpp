@@ -190,6 +190,7 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     config.zero_copy = static_cast<ncclEpZeroCopyMode_t>(zero_copy);
     config.overflow_policy = static_cast<ncclEpOverflowPolicy_t>(overflow);
     config.sums_at_sender = environment.sums_at_sender;
+    config.ll128 = environment.ll128;
     return config;
 }
 
@@ -210,7 +211,9 @@ void GroupConfig::expect_equal_on_all_ranks(Communicator& communicator) const {
         Field{algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT ? "ht_masks" : "enable_mask", masking ? 1u : 0u},
         Field{"overflow_policy", static_cast<uint64_t>(overflow_policy)},
         Field{"zero_copy", static_cast<uint64_t>(zero_copy)},
-        Field{"CROSSDOCK_SENDER_SUMS", sums_at_sender ? 1u : 0u}};
+        Field{"CROSSDOCK_SENDER_SUMS", sums_at_sender ? 1u : 0u},
+        Field{"whether CROSSDOCK_LL128 is set", ll128.has_value() ? 1u : 0u},
+        Field{"CROSSDOCK_LL128", ll128.value_or(false) ? 1u : 0u}};
     std::array<uint64_t, fields.size()> own{};
     for (size_t i = 0; i < fields.size(); ++i) own[i] = fields[i].value;
     std::vector<decltype(own)> all(num_ranks);

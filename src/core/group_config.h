@@ -39,6 +39,7 @@ struct GroupConfig {
     ncclEpZeroCopyMode_t zero_copy = NCCL_EP_ZERO_COPY_AUTO;
     ncclEpOverflowPolicy_t overflow_policy = NCCL_EP_OVERFLOW_AUTO;
     bool sums_at_sender = false;
+    std::optional<bool> ll128;  // whether LL rows may be LL128 rows; not given: where lines are stored whole
 
     uint32_t experts_per_rank() const { return num_experts / num_ranks; }
     bool has_several_teams() const { return lsa_team_size < num_ranks; }

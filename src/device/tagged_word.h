@@ -21,6 +21,10 @@ CROSSDOCK_HOST_DEVICE constexpr uint64_t word_payload(uint64_t word) { return wo
 // A reader that sees the tag sees the payload: on a GPU both are in one store of 16 bytes, on a CPU the tag is stored
 // last. Half of the bytes are tags, but no completion, fence or flag follows the data: the lowest latency for few
 // bytes.
+//
+// Unlike the 128 bytes of an LL128 line, which a warp stores, 16 aligned bytes of one thread do not need NVLink: they
+// are one access of the PTX memory model (.b128) and one write on PCIe, which a target applies in steps of at least 8
+// aligned bytes in order of their addresses, so the tag, which is behind the payload, never comes first.
 struct alignas(16) TaggedWord {
     uint64_t payload;
     uint64_t tag;

@@ -71,6 +71,10 @@ class Communicator {
     // communicator's.
     virtual NetworkHandle network_of(const SymmetricMemory& memory) = 0;
 
+    // Whether a warp's store of 128 bytes arrives whole in the memory of every LSA peer, on which LL128 rows rely: not
+    // over PCIe. The same on all ranks.
+    virtual bool stores_lines_whole() const { return true; }
+
     // Number of ranks on this rank's device (1 if it has its own GPU). A launch uses at most its share of the SMs.
     virtual int ranks_on_device() const { return 1; }
 

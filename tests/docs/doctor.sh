@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# ./dev doctor tells for each value of NCCL's variables whether a network for kernels can come of it.
+# ./dev doctor tells for each value of NCCL's variables whether a network for kernels can come of it, and how GPUs are
+# linked.
 #   doctor.sh FOLDER     where the imitated plugins lie
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -25,3 +26,19 @@ expect NCCL_GIN_ENABLE=0 "GPU groups of several LSA teams are refused: unset it"
 expect CROSSDOCK_LSA_TEAM_SIZE=2 "ranks per LSA team, if that divides theirs"
 expect CROSSDOCK_DOMAIN_RANKS=2 "deprecated: set CROSSDOCK_LSA_TEAM_SIZE instead"
 expect NCCL_GIN_TYPE=3 "unset it, or set it to 2"
+
+# Two GPUs as nvidia-smi shows them; LINK: how it calls their link.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cat >"$work/nvidia-smi" <<'TEXT'
+#!/bin/sh
+case $1 in
+    topo) printf ' \tGPU0\tGPU1\t\n GPU0\tX\t%s\t\n GPU1\t%s\tX\t\n\nLegend:\n\n  X    = Self\n' "$LINK" "$LINK" ;;
+    *) printf '9.0, NVIDIA H200, 580.1\n9.0, NVIDIA H200, 580.1\n' ;;
+esac
+TEXT
+chmod +x "$work/nvidia-smi"
+PATH=$work:$PATH
+expect LINK=OK "ok: low latency sends LL128 rows"
+expect LINK=NS "GPU0-GPU1 not linked"
+expect LINK=NS "low latency sends plain rows"

@@ -7,6 +7,8 @@ import argparse
 import importlib.metadata
 import os
 import platform
+import re
+import subprocess
 import sys
 
 import crossdock as ep
@@ -31,9 +33,25 @@ def _library() -> str:
     return ", ".join(loaded_files("libnccl_ep.so")) or "not found"
 
 
-def _gpus() -> str:
-    nodes = [name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit()]
-    return f"{len(nodes)} NVIDIA" if nodes else "none"
+def _gpus() -> list[str]:
+    return [name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)]
+
+
+def nvlink() -> str:
+    """Which pairs of GPUs NVLink links, by the matrix that nvidia-smi prints; LL128 rows need it."""
+    try:
+        command = ["nvidia-smi", "topo", "-p2p", "n"]
+        matrix = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"unknown ({error})"
+    rows = re.findall(r"^\s*GPU(\d+)\s+((?:X|[A-Z]+)(?:\s+[A-Z]+)*)\s*$", matrix, re.MULTILINE)
+    states = {(int(gpu), peer): state for gpu, row in rows for peer, state in enumerate(row.split())}
+    unlinked = [f"{gpu}-{peer}" for (gpu, peer), state in states.items() if gpu < peer and state != "OK"]
+    if len(rows) < 2:
+        return "one GPU" if rows else "unknown (nvidia-smi printed no matrix)"
+    if unlinked:
+        return f"does not link GPUs {', '.join(unlinked)}: low latency sends plain rows"
+    return f"links all {len(rows)} GPUs: low latency sends LL128 rows"
 
 
 def _nccl() -> str:
@@ -54,13 +72,16 @@ def _cpu_backends() -> str:
 def main(options: argparse.Namespace) -> int:
     if options.pid is not None:
         return process.report(options.pid)
+    gpus = _gpus()
     found = {
         "crossdock": f"{ep.__version__}, NCCL EP {ep.get_lib_version()}, library {_library()}",
         "Python": f"{sys.version.split()[0]} on {platform.platform()}, {os.cpu_count()} CPUs",
         "NumPy, ml_dtypes": f"{_version('numpy')}, {_version('ml_dtypes')}",
         "torch": _version("torch"),
         "CPU backends": _cpu_backends(),
-        "GPUs": _gpus() + ("" if ep.has_cuda else "; this build of Crossdock has no GPU backend"),
+        "GPUs": (f"{len(gpus)} NVIDIA" if gpus else "none")
+        + ("" if ep.has_cuda else "; this build of Crossdock has no GPU backend"),
+        "NVLink": nvlink() if gpus else "no GPUs",
         "NCCL": _nccl(),
         "matplotlib": _version("matplotlib"),
     }

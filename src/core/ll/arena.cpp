@@ -48,10 +48,11 @@ LlArena::LlArena(Communicator& communicator, const GroupConfig& config, const Ll
     communicator.runtime().synchronize(nullptr);
 }
 
-uint32_t ll128_tokens_of(const BackendTraits& backend, const GroupConfig& config) {
+uint32_t ll128_tokens_of(const Communicator& communicator, const GroupConfig& config) {
+    if (!config.ll128.value_or(communicator.stores_lines_whole())) return 0;
     if (config.has_several_teams()) return 0;  // rows of GIN peers are plain, and all rows of a sum have one form
     if (align_up(config.max_token_bytes, 16) > kMostLl128RowBytes) return 0;
-    return std::min(config.max_tokens, backend.ll128_tokens);
+    return std::min(config.max_tokens, communicator.backend().ll128_tokens);
 }
 
 LlGeometry ll_geometry(const GroupConfig& config, uint32_t ll128_tokens, ncclEpLayout_t layout, uint32_t topk) {

@@ -27,9 +27,9 @@ struct LlArena {
     }
 };
 
-// Ranks with at most this many tokens may send LL128 rows: on GPUs all, in threads and processes none, since there is
-// no latency to save; in the simulation both forms are common.
-uint32_t ll128_tokens_of(const BackendTraits& backend, const GroupConfig& config);
+// Ranks with at most this many tokens may send LL128 rows: on GPUs that are linked by NVLink all, in threads and
+// processes none, since there is no latency to save; in the simulation both forms are common.
+uint32_t ll128_tokens_of(const Communicator& communicator, const GroupConfig& config);
 
 // The arena that handles of this layout and top-k need. InvalidArgument if sizes exceed what kernels can number.
 LlGeometry ll_geometry(const GroupConfig& config, uint32_t ll128_tokens, ncclEpLayout_t layout, uint32_t topk);

@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "core/process.h"
 #include "fabric/cuda/gin_connection.h"
 #include "fabric/cuda/mailbox.h"
+#include "fabric/cuda/nvlink.h"
 #include "runtime/cuda/cuda_check.h"
 #include "runtime/cuda/cuda_runtime.h"
 
@@ -82,17 +84,20 @@ class NcclCommunicator final : public Communicator {
     WindowView window(ncclWindow_t handle) override;
     NetworkHandle network_of(const SymmetricMemory& memory) override;
     int ranks_on_device() const override;
+    bool stores_lines_whole() const override;
 
   private:
     void connect(const char* what, uint64_t timeout_ns) const;
     Deadline setup_deadline(uint64_t timeout_ns) const;
+    bool is_linked_by_nvlink(const std::vector<GpuPlace>& places) const;
     void expect_device_api() const;
     const GinConnection& gin(Deadline deadline) const;
 
     NcclRank self_;
     mutable CudaRuntime runtime_;
-    mutable std::unique_ptr<Mailbox> mailbox_;  // created by connect(), like the next
+    mutable std::unique_ptr<Mailbox> mailbox_;  // created by connect(), like the next two
     mutable int ranks_on_device_ = 0;
+    mutable bool stores_lines_whole_ = false;
     mutable uint64_t longest_timeout_ns_ = 0;     // given by a caller
     mutable std::unique_ptr<GinConnection> gin_;  // created when several teams are first used
     struct SeenWindow {
@@ -172,6 +177,11 @@ int NcclCommunicator::ranks_on_device() const {
     return ranks_on_device_;
 }
 
+bool NcclCommunicator::stores_lines_whole() const {
+    connect("asking how GPUs are linked", 0);
+    return stores_lines_whole_;
+}
+
 // Uses the longest timeout that any caller of this communicator has given.
 Deadline NcclCommunicator::setup_deadline(uint64_t timeout_ns) const {
     longest_timeout_ns_ = std::max(longest_timeout_ns_, timeout_ns);
@@ -185,15 +195,36 @@ void NcclCommunicator::connect(const char* what, uint64_t timeout_ns) const {
     const void* device_comm = self_.lsa_team_size < self_.num_ranks ? gin(deadline).device_comm() : nullptr;
     auto mailbox = std::make_unique<Mailbox>(self_, runtime_, device_comm, what, deadline);
 
-    using Uuid = std::array<char, sizeof(cudaUUID_t)>;  // of a GPU, globally unique
     cudaDeviceProp properties = {};
     check_cuda(cudaGetDeviceProperties(&properties, self_.device), "cudaGetDeviceProperties");
-    Uuid own = {};
-    std::memcpy(own.data(), &properties.uuid, own.size());
-    std::vector<Uuid> all(static_cast<size_t>(self_.num_ranks));
-    mailbox->all_gather(own.data(), all.data(), own.size(), what, deadline);
-    ranks_on_device_ = static_cast<int>(std::count(all.begin(), all.end(), own));
+    GpuPlace::Uuid gpu;
+    static_assert(sizeof(gpu) == sizeof(properties.uuid));
+    std::memcpy(gpu.data(), &properties.uuid, gpu.size());
+    const GpuPlace own = GpuPlace::of(gpu);
+    std::vector<GpuPlace> places(static_cast<size_t>(self_.num_ranks));
+    mailbox->all_gather(&own, places.data(), sizeof(own), what, deadline);
+    ranks_on_device_ = static_cast<int>(
+        std::count_if(places.begin(), places.end(), [&](const GpuPlace& place) { return place.gpu == gpu; }));
+
+    const uint8_t has_nvlink = is_linked_by_nvlink(places);
+    std::vector<uint8_t> all_have_nvlink(places.size());
+    mailbox->all_gather(&has_nvlink, all_have_nvlink.data(), 1, what, deadline);
+    stores_lines_whole_ =
+        std::all_of(all_have_nvlink.begin(), all_have_nvlink.end(), [](uint8_t has) { return has != 0; });
     mailbox_ = std::move(mailbox);
+}
+
+// To all ranks of this rank's LSA team. places: of all ranks.
+bool NcclCommunicator::is_linked_by_nvlink(const std::vector<GpuPlace>& places) const {
+    const int first = self_.rank / self_.lsa_team_size * self_.lsa_team_size;
+    for (int peer = first; peer < first + self_.lsa_team_size; ++peer) {
+        const std::string reason =
+            why_no_nvlink(places[static_cast<size_t>(self_.rank)], places[static_cast<size_t>(peer)]);
+        if (reason.empty()) continue;
+        debug(fmt::format("ranks {} and {}: {}: LL takes plain rows instead of LL128 rows", self_.rank, peer, reason));
+        return false;
+    }
+    return true;
 }
 
 void NcclCommunicator::expect_device_api() const {

@@ -4,7 +4,8 @@
 // rows need no flag, and no store has to land before one.
 //
 // That such a store arrives whole in a peer's memory is a property of NVLink, on which NCCL's LL128 protocol relies as
-// well. On CPUs the tag is stored last and loaded first.
+// well. Where PCIe links two GPUs of a team, all rows are plain (Communicator::stores_lines_whole). On CPUs the tag is
+// stored last and loaded first.
 //
 // Where a tag is expected, there may still be bytes of an earlier operation's plain rows. So that these are not taken
 // for a tag, its upper 16 bits, which no epoch reaches, are a NaN in every row format, and the rest is mixed with a
