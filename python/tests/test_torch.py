@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -167,14 +168,15 @@ def test_opcheck(mode: ep.Algorithm) -> None:
     [comm] = ep.Communicator.create_threads(1)
     with comm, exchange_of(comm, mode, num_experts=3, max_in_flight=64) as exchange:
         tokens, indices, weights = problem(0, 3)
-        key = exchange.key
-        large = ((tokens * 1e6).detach().requires_grad_(), indices, (weights * 1e6).detach().requires_grad_(), key)
+        key = exchange.key, exchange.num_rows
+        large = ((tokens * 1e6).detach().requires_grad_(), indices, (weights * 1e6).detach().requires_grad_(), *key)
         torch.library.opcheck(torch.ops.crossdock.dispatch.default, large, atol=1e3, rtol=1e-3)
         received = exchange.dispatch(tokens, indices, weights)
         rows, found = received.rows.detach().requires_grad_(), received.weights.detach()
-        torch.library.opcheck(torch.ops.crossdock.combine.default, (rows, received.ticket, TOKENS, key))
-        torch.library.opcheck(torch.ops.crossdock.combine_backward.default, (tokens.detach(), received.ticket, key))
-        arguments = (rows.detach(), found, received.ticket, TOKENS, key)
+        torch.library.opcheck(torch.ops.crossdock.combine.default, (rows, received.ticket, TOKENS, exchange.key))
+        arguments: tuple[Any, ...] = (tokens.detach(), received.ticket, exchange.num_rows)
+        torch.library.opcheck(torch.ops.crossdock.combine_backward.default, arguments)
+        arguments = (rows.detach(), found, received.ticket, TOKENS)
         torch.library.opcheck(torch.ops.crossdock.dispatch_backward.default, arguments)
 
 
@@ -193,6 +195,60 @@ def test_compiled_without_graph_breaks(mode: ep.Algorithm) -> None:
         torch.testing.assert_close(
             torch.autograd.grad(result.sum(), (tokens, weights)), torch.autograd.grad(expected.sum(), (tokens, weights))
         )
+
+
+class Layer(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+    """One of many, each with an exchange of its own."""
+
+    def __init__(self, exchange: ept.Exchange) -> None:
+        super().__init__()
+        self.exchange = exchange
+
+    def forward(self, tokens: Any, indices: Any, weights: Any) -> Any:
+        return layer(self.exchange, tokens, indices, weights)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_any_number_of_layers_compiles_once(mode: ep.Algorithm) -> None:
+    """Layers compiled one by one share a program per shape, whichever exchange they have."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    [comm] = ep.Communicator.create_threads(1)
+    counter = CompileCounterWithBackend("aot_eager")
+    with comm, contextlib.ExitStack() as stack:
+        exchanges = [stack.enter_context(exchange_of(comm, mode, num_experts=3)) for _ in range(12)]
+        for num_tokens in (4, 3):
+            tokens, indices, weights = problem(0, 3)
+            arguments = tokens[:num_tokens], indices[:num_tokens], weights[:num_tokens]
+            for exchange in exchanges:
+                compiled = torch.compile(Layer(exchange), fullgraph=True, backend=counter, dynamic=False)
+                result, expected = compiled(*arguments), layer(exchange, *arguments)
+                torch.testing.assert_close(result, expected)
+                found, wanted = (torch.autograd.grad(of.sum(), (tokens, weights)) for of in (result, expected))
+                torch.testing.assert_close(found, wanted)
+        assert counter.frame_count == 2
+        whole = torch.nn.ModuleList(map(Layer, exchanges))
+
+        def program(tokens: Any, indices: Any, weights: Any) -> Any:
+            for part in whole:
+                tokens = part(tokens, indices, weights)
+            return tokens
+
+        arguments = problem(0, 3)
+        torch.testing.assert_close(
+            torch.compile(program, fullgraph=True, backend=counter)(*arguments), program(*arguments)
+        )
+        assert counter.frame_count == 3
+
+
+def test_a_ticket_of_another_exchange_is_refused() -> None:
+    [comm] = ep.Communicator.create_threads(1)
+    with comm, exchange_of(comm, MODES[0]) as one, exchange_of(comm, MODES[0]) as other:
+        received = one.dispatch(*problem(0, 2))
+        with pytest.raises(ep.InvalidArgument, match="of another exchange"):
+            other.combine(received.rows, received)
+        one.combine(received.rows, received)
 
 
 class PlainMoe(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]

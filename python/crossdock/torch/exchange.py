@@ -150,8 +150,9 @@ class Exchange:
         # The dispatch that each handle serves; a ticket holds its number.
         self._numbers = [-1] * max_in_flight
         self._num_dispatches = 0
-        self.key = operators.register(self)
-        self._forget = weakref.finalize(self, operators.forget, self.key)
+        self._number = operators.register(self)
+        self._forget = weakref.finalize(self, operators.forget, self._number)
+        self.key = operators.tensor_of(self._number)
         try:
             self._fill(comm, max_in_flight, zero_copy)
         except BaseException:
@@ -179,8 +180,8 @@ class Exchange:
 
         Gradients come back for tokens and topk_weights.
         """
-        rows, weights, experts, ticket = torch.ops.crossdock.dispatch(tokens, topk_idx, topk_weights, self.key)
-        return Received(rows, weights, experts, ticket, tokens.shape[0])
+        received = torch.ops.crossdock.dispatch(tokens, topk_idx, topk_weights, self.key, self.num_rows)
+        return Received(*received, tokens.shape[0])
 
     def start_dispatch(
         self, tokens: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
@@ -192,14 +193,14 @@ class Exchange:
         back as dispatch's do, but torch.compile cannot take this apart from its program, as it can dispatch.
         """
         finish = self._dispatch(tokens.detach(), topk_idx, topk_weights.detach(), is_split=True)
-        return lambda: Received(*operators.receive(tokens, topk_weights, finish, self.key), tokens.shape[0])
+        return lambda: Received(*operators.receive(tokens, topk_weights, finish), tokens.shape[0])
 
     def combine(self, rows: torch.Tensor, received: Received) -> torch.Tensor:
         """Returns rows [N, H], weighted already and placed as received.rows, to their source ranks: [B, H] sums."""
         result: torch.Tensor = torch.ops.crossdock.combine(rows, received.ticket, received.num_tokens, self.key)
         return result
 
-    # What the operators do; tensors in, tensors out, no gradients.
+    # What the operators do; tensors in, tensors out, no gradients. number: of the dispatch.
 
     def forward_dispatch(
         self, tokens: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
@@ -225,7 +226,7 @@ class Exchange:
         handle.dispatch(inputs, outputs, send_only=is_split, quant_recipe=recipe)
         # Counted now: a call that is refused on one rank must not move it on to another place than its peers'.
         self._num_dispatches, self._numbers[slot] = number + 1, number
-        ticket = torch.tensor([number])
+        ticket = operators.tensor_of(self._number, number)
 
         def finish() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
             if is_split:
@@ -271,7 +272,7 @@ class Exchange:
                 f"{self.dtype}, as this exchange was made for"
             )
 
-    def forward_combine(self, rows: torch.Tensor, ticket: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    def forward_combine(self, rows: torch.Tensor, number: int, num_tokens: int) -> torch.Tensor:
         result = rows.new_empty((num_tokens, rows.shape[1]))
         shaped = self._shaped(rows)
         inputs = CombineInputs(tokens=shaped)
@@ -279,12 +280,12 @@ class Exchange:
             inputs.tokens = self._memory.of(shaped)
         if self.combine_recipe == CombineQuantizationRecipe.NVFP4:
             inputs.scales = quantise.nvfp4_scales(shaped)
-        self._handle_of(ticket).combine(inputs, result, quant_recipe=self.combine_recipe)
+        self._handle_of(number).combine(inputs, result, quant_recipe=self.combine_recipe)
         return result
 
-    def backward_combine(self, gradient: torch.Tensor, ticket: torch.Tensor) -> torch.Tensor:
+    def backward_combine(self, gradient: torch.Tensor, number: int) -> torch.Tensor:
         """d rows [N, H] of d result [B, H]: each row's gradient is that of the token that it was summed into."""
-        handle = self._handle_of(ticket)
+        handle = self._handle_of(number)
         rows = gradient.new_zeros((*self._row_shape(), gradient.shape[1]))
         if self.is_low_latency:
             shape = self._row_shape()
@@ -300,10 +301,10 @@ class Exchange:
         return rows.view(self.num_rows, -1)
 
     def backward_dispatch(
-        self, rows: torch.Tensor, weights: torch.Tensor, ticket: torch.Tensor, num_tokens: int
+        self, rows: torch.Tensor, weights: torch.Tensor, number: int, num_tokens: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(d tokens [B, H], d topk_weights [B, K]) of (d rows, d weights)."""
-        handle = self._handle_of(ticket)
+        handle = self._handle_of(number)
         tokens = rows.new_empty((num_tokens, rows.shape[1]))
         if not self.is_low_latency:
             weight_gradients = weights.new_empty((num_tokens, self.num_topk))
@@ -339,8 +340,8 @@ class Exchange:
                     "each of the tokens, a column for each of num_topk choices"
                 )
 
-    def _handle_of(self, ticket: torch.Tensor) -> Handle:
-        number = int(ticket)
+    def _handle_of(self, number: int) -> Handle:
+        """That of a dispatch."""
         slot = number % len(self._handles)
         if self._numbers[slot] != number:
             raise InvalidUsage(
