@@ -251,6 +251,46 @@ def test_a_ticket_of_another_exchange_is_refused() -> None:
         one.combine(received.rows, received)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_forward_mode_is_refused(mode: ep.Algorithm) -> None:
+    """However it is entered, and whether or not backward mode is on: a result would lack its tangent."""
+    from torch.autograd import forward_ad
+
+    [comm] = ep.Communicator.create_threads(1)
+    with comm, exchange_of(comm, mode) as exchange:
+        tokens, indices, weights = problem(0, 2)
+        plain = tokens.detach(), weights.detach()
+
+        def split(tokens: Any, weights: Any) -> Any:
+            return exchange.start_dispatch(tokens, indices, weights)().rows
+
+        def by_operator(tokens: Any, weights: Any) -> Any:
+            return torch.ops.crossdock.dispatch(tokens, indices, weights, exchange.key, exchange.num_rows)[0]
+
+        calls: list[Callable[[Any, Any], Any]] = [
+            lambda tokens, weights: layer(exchange, tokens, indices, weights),
+            lambda tokens, weights: exchange.dispatch(plain[0], indices, weights).weights,
+            split,
+            by_operator,
+            torch.compile(lambda tokens, weights: layer(exchange, tokens, indices, weights), backend="aot_eager"),
+        ]
+        for call in calls:
+            with forward_ad.dual_level():
+                for given in (plain, (tokens, weights)):
+                    dual = [forward_ad.make_dual(part, torch.ones_like(part)) for part in given]
+                    with pytest.raises((RuntimeError, NotImplementedError), match="forward.mode AD"):
+                        call(*dual)
+            if call is not by_operator:  # functorch hides tangents from operators
+                with pytest.raises(ep.InvalidUsage, match="forward-mode AD .* does not go through"):
+                    torch.func.jvp(call, plain, tuple(map(torch.ones_like, plain)))
+        received = exchange.dispatch(*plain[:1], indices, plain[1])
+        with forward_ad.dual_level():
+            rows = forward_ad.make_dual(received.rows, torch.ones_like(received.rows))
+            with pytest.raises(ep.InvalidUsage, match="forward-mode AD .* does not go through"):
+                exchange.combine(rows, received)
+            exchange.combine(received.rows, received)  # without a tangent
+
+
 class PlainMoe(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
     """The layer in one process: all experts, nothing exchanged."""
 

@@ -180,8 +180,11 @@ class Exchange:
 
         Gradients come back for tokens and topk_weights.
         """
-        received = torch.ops.crossdock.dispatch(tokens, topk_idx, topk_weights, self.key, self.num_rows)
-        return Received(*received, tokens.shape[0])
+        operators.refuse_forward_mode(tokens, topk_weights)
+        rows, weights, experts, ticket = torch.ops.crossdock.dispatch(
+            tokens, topk_idx, topk_weights, self.key, self.num_rows
+        )
+        return Received(rows, weights, experts, ticket, tokens.shape[0])
 
     def start_dispatch(
         self, tokens: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
@@ -192,11 +195,13 @@ class Exchange:
         receive halves may be called. High throughput has no halves: there all is done by the first. Gradients come
         back as dispatch's do, but torch.compile cannot take this apart from its program, as it can dispatch.
         """
+        operators.refuse_forward_mode(tokens, topk_weights)
         finish = self._dispatch(tokens.detach(), topk_idx, topk_weights.detach(), is_split=True)
         return lambda: Received(*operators.receive(tokens, topk_weights, finish), tokens.shape[0])
 
     def combine(self, rows: torch.Tensor, received: Received) -> torch.Tensor:
         """Returns rows [N, H], weighted already and placed as received.rows, to their source ranks: [B, H] sums."""
+        operators.refuse_forward_mode(rows)
         result: torch.Tensor = torch.ops.crossdock.combine(rows, received.ticket, received.num_tokens, self.key)
         return result
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from crossdock.errors import InvalidArgument, InvalidUsage
 
@@ -55,10 +56,20 @@ def _served(ticket: Tensor) -> tuple[Exchange, int]:
     return _of(exchange), number
 
 
+def refuse_forward_mode(*tensors: Tensor) -> None:
+    """InvalidUsage if a tensor has a tangent of forward-mode AD, which the results would lack."""
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise InvalidUsage(
+            "a tensor has a tangent: forward-mode AD (torch.autograd.forward_ad, torch.func.jvp) does not go through "
+            "dispatch and combine, which have gradients for backward() and torch.autograd.grad"
+        )
+
+
 @torch.library.custom_op("crossdock::dispatch", mutates_args=())
 def dispatch(
     tokens: Tensor, topk_idx: Tensor, topk_weights: Tensor, exchange: Tensor, num_rows: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    refuse_forward_mode(tokens, topk_weights)
     own = _of(int(exchange))
     if num_rows != own.num_rows:
         raise InvalidArgument(f"num_rows is {num_rows}, the exchange's is {own.num_rows}")
@@ -67,6 +78,7 @@ def dispatch(
 
 @torch.library.custom_op("crossdock::combine", mutates_args=())
 def combine(rows: Tensor, ticket: Tensor, num_tokens: int, exchange: Tensor) -> Tensor:
+    refuse_forward_mode(rows)
     own, number = _served(ticket)
     if own is not _of(int(exchange)):
         raise InvalidArgument("received is of a dispatch of another exchange: pass it to the combine of that one")
