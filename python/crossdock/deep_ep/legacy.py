@@ -175,7 +175,8 @@ class Buffer:
         require(fits, lambda: f"size is of type {type(size).__name__}, expected a torch.Size or None")
         if use_rdma_buffer not in runtime.staging:
             device = "cuda" if torch.cuda.is_initialized() else "cpu"
-            runtime.staging[use_rdma_buffer] = torch.zeros(num_bytes, dtype=torch.int8, device=device)
+            with torch.inference_mode(False):  # it serves in all modes of autograd
+                runtime.staging[use_rdma_buffer] = torch.zeros(num_bytes, dtype=torch.int8, device=device)
         whole = runtime.staging[use_rdma_buffer][: num_bytes // dtype.itemsize * dtype.itemsize].view(dtype)[offset:]
         if size is None:
             return whole

@@ -219,7 +219,7 @@ class LowLatency:
     def query_masks(self, status: torch.Tensor) -> None:
         """1 for a masked rank, in groups of any shape."""
         if not self.pools:
-            status.copy_(torch.tensor(self._masked))
+            status.copy_(torch.tensor(self._masked, dtype=torch.int32, device="cpu"))
             return
         status.zero_()
         for pool in self.pools:

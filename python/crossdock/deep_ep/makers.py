@@ -51,7 +51,7 @@ def shaped_maker(
 ) -> TensorMaker:
     """Of tensors that are all alike; strides: None for dense ones."""
     if strides is None:
-        strides = torch.empty(sizes, device="meta").stride()
+        strides = torch.empty(sizes, dtype=dtype, device="meta").stride()
     return TensorMaker(torch.empty(0, dtype=dtype, device=device), sizes, strides)
 
 

@@ -84,7 +84,7 @@ class DispatchHandle(LazyTuple):
     def prefix(self) -> torch.Tensor | None:
         if self._prefix is None and self.agreed is not None:
             sums = np.cumsum(self.agreed.rank_counts(), axis=0, dtype=np.int32)[:, self.column]
-            self._prefix = torch.tensor(sums, device=self.device)
+            self._prefix = torch.tensor(sums, dtype=torch.int32, device=self.device)
         return self._prefix
 
 

@@ -70,7 +70,7 @@ def _borrowed(group: Any) -> Communicator:
     nccl.check_version()
     device = torch.device("cuda", torch.cuda.current_device())
     # torch makes the communicator with the first operation.
-    dist.all_reduce(torch.zeros(1, device=device), group=group)
+    dist.all_reduce(torch.zeros(1, dtype=torch.float32, device=device), group=group)
     torch.cuda.synchronize(device)
     backend = group._get_backend(device)
     pointer = int(backend._comm_ptr()) if hasattr(backend, "_comm_ptr") else 0

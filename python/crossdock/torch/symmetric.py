@@ -31,12 +31,15 @@ class SymmetricMemory:
         if comm.is_cpu:
             self._memory = _core.Memory(num_bytes)
             self._window = comm.register_window(self._memory)
-            self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         else:
             self._memory = nccl.Memory(num_bytes)
             self._window = nccl.register_window(comm, self._memory)
-            self._bytes = torch.as_tensor(self._memory, device="cuda")
-            self._bytes.zero_()
+        with torch.inference_mode(False):  # its parts serve in all modes of autograd
+            if comm.is_cpu:
+                self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+            else:
+                self._bytes = torch.as_tensor(self._memory, dtype=torch.uint8, device="cuda").zero_()
+        if not comm.is_cpu:
             torch.cuda.synchronize()
 
     @staticmethod
@@ -58,7 +61,8 @@ class SymmetricMemory:
                 f"shape is {list(shape)} of {dtype}, {num_bytes} bytes; {len(self._bytes) - self._used} of the "
                 f"memory's {len(self._bytes)} bytes are left"
             )
-        piece = self._bytes[self._used : self._used + num_bytes].view(dtype).view(shape)
+        with torch.inference_mode(False):
+            piece = self._bytes[self._used : self._used + num_bytes].view(dtype).view(shape)
         self._used += taken
         return piece
 

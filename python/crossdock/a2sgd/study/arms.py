@@ -48,7 +48,7 @@ class TopK(NoCommunication):
 
     def __init__(self, workers: int, entries: int) -> None:
         self.count = max(1, round(TOP_K_PART * entries))
-        self.kept = torch.zeros(workers, entries)
+        self.kept = torch.zeros(workers, entries, dtype=torch.float32, device="cpu")
 
     def average(self, gradients: Tensor) -> None:
         self.kept += gradients
@@ -70,11 +70,12 @@ class Qsgd(NoCommunication):
 
     def average(self, gradients: Tensor) -> None:
         workers, entries = gradients.shape
-        padded = torch.zeros(workers, self.buckets * QSGD_BUCKET)
+        padded = gradients.new_zeros(workers, self.buckets * QSGD_BUCKET)
         padded[:, :entries] = gradients
         cut = padded.view(workers, self.buckets, QSGD_BUCKET)
         unit = cut.abs().amax(dim=2, keepdim=True).clamp(min=1e-30) / QSGD_LEVELS
-        levels = (cut.abs() / unit + torch.rand(cut.shape, generator=self.random)).floor()
+        random = torch.rand(cut.shape, generator=self.random, dtype=torch.float32, device="cpu")
+        levels = (cut.abs() / unit + random).floor()
         decoded = (levels * unit * cut.sign()).view(workers, -1)[:, :entries]
         gradients.copy_(decoded.mean(dim=0).expand_as(gradients))
 

@@ -35,9 +35,10 @@ class Digits:
         from sklearn.datasets import load_digits
 
         data: Any = load_digits()
-        order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(100 + seed))
-        pictures = torch.tensor(data.data, dtype=torch.float32)[order] / 16
-        classes = torch.tensor(data.target, dtype=torch.int64)[order]
+        random = torch.Generator().manual_seed(100 + seed)
+        order = torch.randperm(len(data.target), generator=random, dtype=torch.int64, device="cpu")
+        pictures = torch.tensor(data.data, dtype=torch.float32, device="cpu")[order] / 16
+        classes = torch.tensor(data.target, dtype=torch.int64, device="cpu")[order]
         self.test = (pictures[:360], classes[:360])
         pictures, classes = pictures[360:], classes[360:]
         if skewed:
@@ -56,7 +57,7 @@ class Digits:
     def loss(self, model: nn.Module, worker: int, step: int) -> Tensor:
         random = torch.Generator().manual_seed(1_000_003 * self.seed + 1009 * step + worker)
         pictures, classes = self.shards[worker]
-        chosen = torch.randint(len(pictures), (self.batch,), generator=random)
+        chosen = torch.randint(len(pictures), (self.batch,), generator=random, dtype=torch.int64, device="cpu")
         return functional.cross_entropy(model(pictures[chosen]), classes[chosen])
 
     def score(self, model: nn.Module) -> tuple[float, float]:
@@ -92,7 +93,7 @@ class Words:
         self.example, example_text = _example()
         blocks = example_text.Text(self.length).bytes
         blocks = blocks[: len(blocks) // self.block * self.block].view(-1, self.block)
-        is_kept = torch.arange(len(blocks)) % 10 == 0
+        is_kept = torch.arange(len(blocks), dtype=torch.int64, device="cpu") % 10 == 0
         kept, blocks = blocks[is_kept], blocks[~is_kept]
         self.shards = list(blocks.chunk(workers)) if skewed else [blocks] * workers
         self.seed = seed
@@ -120,8 +121,10 @@ class Words:
         return float(functional.cross_entropy(outputs, targets.flatten())), float(correct)
 
     def _batch(self, blocks: Tensor, count: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
-        rows = torch.randint(len(blocks), (count,), generator=random).tolist()
-        starts = torch.randint(self.block - self.length, (count,), generator=random).tolist()
+        rows, starts = (
+            torch.randint(most, (count,), generator=random, dtype=torch.int64, device="cpu").tolist()
+            for most in (len(blocks), self.block - self.length)
+        )
         windows = [blocks[row, start : start + self.length + 1] for row, start in zip(rows, starts, strict=True)]
         batch = torch.stack(windows).long()
         return batch[:, :-1], batch[:, 1:]

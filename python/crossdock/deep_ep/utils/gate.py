@@ -21,16 +21,17 @@ def get_unbalanced_scores(
 
     precise: exactly, to a pair, also where the ratio is 1; else on average.
     """
-    scores = torch.rand(num_tokens, num_experts, dtype=torch.float32) + 1
+    device = torch.get_default_device()
+    scores = torch.rand(num_tokens, num_experts, dtype=torch.float32, device=device) + 1
     if unbalanced_ratio == 1 and not precise:
         return scores
     num_local = num_experts // num_ranks
     mean = min(unbalanced_ratio * num_topk / num_ranks, num_topk, num_local)
     if precise:
-        ends = (torch.arange(num_tokens + 1, dtype=torch.float64) * mean).round().long()
+        ends = (torch.arange(num_tokens + 1, dtype=torch.float64, device=device) * mean).round().long()
         of_first = ends.diff()
     else:
-        of_first = (mean + torch.rand(num_tokens, dtype=torch.float32)).floor().long()
+        of_first = (mean + torch.rand(num_tokens, dtype=torch.float32, device=device)).floor().long()
     # The first rank's best `of_first` come before all others, its other experts behind them.
     place = scores[:, :num_local].argsort(dim=1, descending=True).argsort(dim=1)
     scores[:, :num_local] += torch.where(place < of_first.unsqueeze(1), 1.0, -1.0)
