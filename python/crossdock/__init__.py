@@ -51,11 +51,13 @@ from crossdock._core import (
 )
 from crossdock.allocator import AllocFn, FreeFn, address_of
 from crossdock.as_deep_ep import install_as_deep_ep
+from crossdock.copies import install as _install_copies
 from crossdock.errors import (
     Error,
     InternalError,
     InvalidArgument,
     InvalidUsage,
+    NotCopyable,
     RemoteError,
     SystemFailure,
     UnhandledCudaError,
@@ -65,6 +67,7 @@ from crossdock.run_ranks import run_processes, run_threads
 from crossdock.take_over import take_over_nccl_ep
 
 __version__ = own_library.version()
+_install_copies()
 
 
 def get_lib_version() -> str:
@@ -103,6 +106,7 @@ __all__ = [
     "LayoutInfo",
     "Memory",
     "MemoryUse",
+    "NotCopyable",
     "OverflowPolicy",
     "PassDir",
     "RemoteError",

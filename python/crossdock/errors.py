@@ -45,6 +45,10 @@ class InvalidUsage(Error, RuntimeError):
     code = 5
 
 
+class NotCopyable(InvalidUsage, TypeError):
+    """copy, pickle or torch.save of an object that belongs to this process and its peers; the text says what to do."""
+
+
 class RemoteError(Error, ConnectionError):
     """A rank did not join or answer in time; the group has failed."""
 

@@ -12,6 +12,7 @@ import os
 from functools import cache
 
 from crossdock._core import Communicator
+from crossdock.copies import Uncopied
 from crossdock.errors import InvalidArgument, InvalidUsage, error_of
 from crossdock.libraries import NCCL_PACKAGE, find_nccl, version_text
 from crossdock.loaded import file_of
@@ -126,11 +127,13 @@ def destroy(communicator: Communicator) -> None:
     _check(_library().ncclCommDestroy(communicator.ptr), "ncclCommDestroy")
 
 
-class Memory:
+class Memory(Uncopied):
     """Bytes on the current CUDA device that can be registered as a window: torch.as_tensor(memory) is a uint8 tensor.
 
     Freed when the last tensor over it is gone.
     """
+
+    _remedy = "make another Memory and copy its tensor"
 
     def __init__(self, size: int) -> None:
         memory = ctypes.c_void_p()

@@ -9,18 +9,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from crossdock._core import A2sgd, A2sgdReport, Communicator
+from crossdock.copies import Uncopied
 from crossdock.errors import InvalidArgument
 
 Scope = Literal["model", "bucket"]
 
 
-class HookState:
+class HookState(Uncopied):
     """What the hook keeps between steps; one per model. Collective: made by all ranks of the process group.
 
     scope "model" (the paper's): two means for the whole gradient, when its last bucket is ready. "bucket": two means for
     each of DDP's buckets, as soon as it is ready. group None: the default process group. options: those of
     crossdock.A2sgd. Close it before the process group is destroyed.
     """
+
+    _remedy = "make another HookState for the other model; of a model in DistributedDataParallel, copy its module"
 
     def __init__(self, group: Any = None, scope: Scope = "model", **options: Any) -> None:
         if scope not in ("model", "bucket"):

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from crossdock._core import A2sgd, A2sgdReport, Communicator
 from crossdock.a2sgd.replicas import average_parameters
+from crossdock.copies import Uncopied
 from crossdock.errors import InvalidArgument, InvalidUsage
 
 
-class Optimizer:
+class Optimizer(Uncopied):
     """Averages the gradients' means by sign, then steps with the wrapped optimizer.
 
     Collective: every rank makes it, steps, and closes it, with a model of the same size. scope "model" (the paper's):
@@ -22,6 +23,8 @@ class Optimizer:
     n-th step the parameters of all ranks are averaged, too. skip_nonfinite: where any rank's gradient holds a NaN or an
     infinity, no rank steps (this waits for the device). names: of the parameters, for reports: named_parameters().
     """
+
+    _remedy = "save the state_dict() of its optimizer, and make it anew around another one"
 
     def __init__(
         self,

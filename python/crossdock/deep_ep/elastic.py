@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from crossdock._core import Communicator, Forms, no_event
+from crossdock.copies import Shared
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.elastic_dispatch import Call, Elastic, EPHandle, state_of
@@ -41,7 +42,7 @@ class Runtime:
         self.ranks.close()
 
 
-class ElasticBuffer:
+class ElasticBuffer(Shared):
     """Dispatch and combine between the ranks of a process group, on CPU and CUDA tensors.
 
     Collective, as its calls are. num_max_tokens_per_rank: M where dispatch does not say it. allow_multiple_reduction:
@@ -49,6 +50,8 @@ class ElasticBuffer:
     and token, regardless of deterministic. All other arguments are stored and have no effect. A buffer that is dropped
     without destroy keeps its memory until the same ranks make another buffer, or the process ends.
     """
+
+    _remedy = "make it anew in each process: ElasticBuffer(process_group, ...)"
 
     def __init__(
         self,

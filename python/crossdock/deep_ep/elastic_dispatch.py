@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from crossdock._core import CopyMaker, unpack_routing
+from crossdock.copies import Uncopied
 from crossdock.deep_ep import layout, tags
 from crossdock.deep_ep.agreement import WITH_SYNC, WITHOUT_SYNC, Agreement, number_of_type
 from crossdock.deep_ep.config import align
@@ -25,8 +26,10 @@ from crossdock.errors import RemoteError
 
 
 @dataclass
-class EPHandle:
+class EPHandle(Uncopied):
     """The handle of a dispatch, for combines and cached dispatches; plain values and tensors."""
+
+    _remedy = "dispatch again, which returns another one"
 
     do_expand: bool
     num_experts: int
@@ -44,6 +47,9 @@ class EPHandle:
     token_metadata_at_forward: torch.Tensor | None = None
     channel_linked_list: torch.Tensor | None = None
     _state: Any = field(default=None, repr=False)
+
+    def __copy__(self) -> EPHandle:
+        return replace(self)
 
     @property
     def dst_buffer_slot_idx(self) -> torch.Tensor:

@@ -12,12 +12,16 @@ from typing import Any
 import torch
 
 from crossdock._core import Kept, StreamEvent
+from crossdock.copies import Uncopied
 from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.streams import current_stream
 
 
 class EventHandle(StreamEvent):
     """An event on the stream that was current when it was made; without CUDA, or before its first use, nothing."""
+
+    _remedy = "an event is waited for where its call was made"
+    __reduce_ex__ = Uncopied.__reduce_ex__  # a class of C++ has one base
 
     by_torch: torch.cuda.Event | None = None  # where the driver is not to be had
 
@@ -57,11 +61,13 @@ class EventHandle(StreamEvent):
             require_state(self.wait(stream.cuda_stream), "the stream does not wait for the event: CUDA's driver fails")
 
 
-class EventOverlap:
+class EventOverlap(Uncopied):
     """The end of an asynchronous call.
 
     event: None where there is nothing to wait for. extra_tensors: kept alive until the wait.
     """
+
+    _remedy = "an event is waited for where its call was made"
 
     # What calls without an event leave as it is: C++ makes theirs without a constructor.
     event: EventHandle | None = None

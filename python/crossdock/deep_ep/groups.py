@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from crossdock._core import Group, Handle, Layout, forget_arrays
+from crossdock.copies import Uncopied
 from crossdock.deep_ep.errors import require_state, translated
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.errors import Error
@@ -81,10 +82,12 @@ def _pop(handles: list[Handle]) -> Handle | None:
         return None
 
 
-class Lease:
+class Lease(Uncopied):
     """A handle that serves one dispatch and all that follows from it, given back when this object goes."""
 
     __slots__ = ("_free", "_handle", "_pool", "is_pending")
+
+    _remedy = "dispatch again, which returns another one"
 
     def __init__(self, pool: PooledGroup, num_topk: int) -> None:
         self._pool = pool

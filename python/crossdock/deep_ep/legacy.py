@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from crossdock._core import Forms, SideStream, has_cuda, low_latency_combine, low_latency_dispatch, no_event
+from crossdock.copies import Shared
 from crossdock.deep_ep import config as sizes
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.agreement import number_of_type
@@ -46,7 +47,7 @@ class Runtime:
         self.ranks.close()
 
 
-class Buffer:
+class Buffer(Shared):
     """Dispatch and combine between the ranks of a process group, on CPU and CUDA tensors.
 
     group: any ProcessGroup, or None with comm, an mpi4py communicator; either may be a crossdock.Communicator of CPUs,
@@ -59,6 +60,8 @@ class Buffer:
     explicitly_destroy: destroy() frees everything; without it a dropped buffer keeps its memory until the same ranks
     make another buffer, or the process ends.
     """
+
+    _remedy = "make it anew in each process: Buffer(process_group, ...)"
 
     num_sms = 20
 

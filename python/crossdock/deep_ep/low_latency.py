@@ -22,6 +22,7 @@ from crossdock._core import (
     forget_arrays,
     most_rows_of_expert,
 )
+from crossdock.copies import Uncopied
 from crossdock.deep_ep.errors import require, require_state, translated
 from crossdock.deep_ep.events import EventOverlap
 from crossdock.deep_ep.groups import PooledGroup, is_capturing
@@ -130,13 +131,18 @@ class RoundTrip(LowLatencyLease):
             forget_arrays(self.handle)
 
 
-class LowLatencyHandle(tuple[Any, ...]):
+class LowLatencyHandle(Uncopied, tuple[Any, ...]):
     """What a low-latency dispatch returns: (src_info, layout_range, M, H, E).
 
     The first two are read from the library on access; until then the RoundTrip takes their places.
     """
 
     __slots__ = ()
+
+    _remedy = "dispatch again, which returns another one"
+
+    def __copy__(self) -> LowLatencyHandle:
+        return self
 
     @property
     def round_trip(self) -> RoundTrip:

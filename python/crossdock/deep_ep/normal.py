@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from crossdock._core import Forms, unpack_routing
+from crossdock.copies import Uncopied
 from crossdock.deep_ep import tags
 from crossdock.deep_ep.agreement import WITH_TOPK_IDX, WITH_WORST_TOKENS, WITHOUT_TOPK_IDX, Agreement
 from crossdock.deep_ep.errors import require, require_state
@@ -67,12 +68,14 @@ class Tokens(NamedTuple):
         return 0 if self.scales is None else self.scales.shape[1]
 
 
-class DispatchHandle(LazyTuple):
+class DispatchHandle(Uncopied, LazyTuple):
     """What a fresh dispatch returns as its handle: a tuple of 6, or of 10 on several nodes.
 
     Items: one node: 0 [R, R] int32, column r has the rows of rank r from sources 0 .. s; 3 [N] int32, tokens of the
     sources; 4 [T, R] bool. Several nodes: 0 [T, R] bool; -4 [R] int32, rows of this rank from sources 0 .. s.
     """
+
+    _remedy = "dispatch again, which returns another one"
 
     route: Route
     agreed: Agreement | None  # None: the device alone knows the counts
@@ -80,6 +83,9 @@ class DispatchHandle(LazyTuple):
     column: int | slice  # of the sums over sources
     device: torch.device
     _prefix: torch.Tensor | None = None
+
+    def __copy__(self) -> DispatchHandle:
+        return self
 
     def prefix(self) -> torch.Tensor | None:
         if self._prefix is None and self.agreed is not None:

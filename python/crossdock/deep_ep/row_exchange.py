@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from crossdock._core import Algorithm, Layout, LayoutInfo, RowRoute, SideStream, dispatch_rows
+from crossdock.copies import Uncopied
 from crossdock.deep_ep import rows as carried
 from crossdock.deep_ep import tags
 from crossdock.deep_ep.agreement import named
@@ -28,8 +29,10 @@ FEWEST_WORDS = 96  # of 4 bytes, that have room beside a row at least
 
 
 @dataclass(slots=True)
-class Route:
+class Route(Uncopied):
     """Where the tokens of one dispatch went; combine and repeated dispatches go by it."""
+
+    _remedy = "dispatch again, which returns another one"
 
     owner: RowExchange
     lease: Lease

@@ -25,6 +25,7 @@ from crossdock._core import (
     LayoutInfo,
     PassDir,
 )
+from crossdock.copies import Shared
 from crossdock.errors import Error, InvalidArgument, InvalidUsage
 from crossdock.torch import operators, quantise
 from crossdock.torch.symmetric import SymmetricMemory
@@ -77,7 +78,7 @@ class Received(NamedTuple):
     num_tokens: int
 
 
-class Exchange:
+class Exchange(Shared):
     """Dispatch and combine with gradients between the ranks of a communicator.
 
     comm: a Communicator, or what Communicator.adopt takes. num_experts: E; num_topk: K choices per token; max_tokens:
@@ -94,7 +95,12 @@ class Exchange:
     All ranks make the same calls in the same order, also in the backward pass, where autograd ensures it if the ranks
     run the same model. A CUDA graph captures the calls with their tensors: replays read what these hold at that time.
     A captured dispatch permanently occupies one of max_in_flight.
+
+    Copies of a module share its exchange (copy.deepcopy gives the same one), so their dispatches count as its own, and
+    closing it closes it for all. It cannot be pickled.
     """
+
+    _remedy = "save the module's state_dict(), and make the Exchange anew: Exchange(communicator_of(process_group), ...)"
 
     def __init__(
         self,

@@ -8,18 +8,21 @@ from typing import Any
 import torch
 
 from crossdock import _core, nccl
+from crossdock.copies import Shared
 from crossdock.errors import Error, InvalidArgument, InvalidUsage
 
 ALIGNMENT = 256  # bytes, of every tensor's start
 
 
-class SymmetricMemory:
+class SymmetricMemory(Shared):
     """Memory of the same size on every rank, registered as one window; empty() makes tensors in it.
 
     A dispatch whose receive tensor is named by of(tensor) has its rows written by the peers themselves, without a
     staging copy, in rank-major low latency and in flat high throughput. Collective, as is close(); with windows that
     peers write, a tensor is not touched from the moment any rank may start the operation until it is over.
     """
+
+    _remedy = "make it anew in each process: SymmetricMemory(communicator, num_bytes)"
 
     def __init__(self, comm: _core.Communicator, num_bytes: int) -> None:
         if num_bytes < 1:
