@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import threading
+
 
 class Error(Exception):
     """A call failed. `code` is the ncclResult_t; str() names the argument or rank, its value, and what is allowed."""
@@ -61,6 +63,26 @@ _BY_CODE: dict[int, type[Error]] = {
 }
 
 
+class _Causes(threading.local):
+    latest: BaseException | None = None
+
+
+_causes = _Causes()
+
+
+def keep_cause(failure: BaseException) -> None:
+    """What a caller's function raised, which C called and which makes the call of this thread fail."""
+    _causes.latest = failure
+
+
 def error_of(code: int, message: str) -> Error:
-    """The exception of a failed call; codes of NCCL that have no class of their own become an Error."""
-    return _BY_CODE.get(code, Error)(message, code)
+    """The exception of a failed call; codes of NCCL that have no class of their own become an Error.
+
+    Raises the cause instead if that is nothing about the call: MemoryError, or no Exception.
+    """
+    error = _BY_CODE.get(code, Error)(message, code)
+    cause, _causes.latest = _causes.latest, None
+    if cause is not None and (isinstance(cause, MemoryError) or not isinstance(cause, Exception)):
+        raise cause
+    error.__cause__ = cause
+    return error

@@ -52,12 +52,6 @@ ncclDataType_t datatype_of_typestr(const char* name, const std::string& typestr)
     unknown_type(name, "'" + typestr + "' (its typestr)");
 }
 
-nb::object optional_attribute(nb::handle object, const char* attribute) {
-    PyObject* value = PyObject_GetAttrString(object.ptr(), attribute);
-    if (value == nullptr) PyErr_Clear();
-    return nb::steal(value);
-}
-
 // The dictionary of an array interface; the two are alike.
 void describe_interface(nb::handle interface, nb::handle object, const char* name, Place place, Array& array) {
     if (!PyDict_Check(interface.ptr())) invalid_argument(std::string(name) + " has an array interface that is no dict");
@@ -67,10 +61,10 @@ void describe_interface(nb::handle interface, nb::handle object, const char* nam
     }
     const std::string typestr = shown(fields["typestr"]);
     // Types that the interface has no letters for (bfloat16 and the like) have a name in the array's dtype.
-    const nb::object dtype = optional_attribute(object, "dtype");
+    const nb::object dtype = find_attribute(object, "dtype");
     std::optional<ncclDataType_t> type;
     if (dtype.is_valid()) {
-        const nb::object dtype_name = optional_attribute(dtype, "name");
+        const nb::object dtype_name = find_attribute(dtype, "name");
         type = datatype_of_name(dtype_name.is_valid() ? shown(dtype_name) : shown(dtype));
     }
     const ncclDataType_t datatype = type ? *type : datatype_of_typestr(name, typestr);
@@ -101,27 +95,17 @@ void describe_interface(nb::handle interface, nb::handle object, const char* nam
     array.keep(object);
 }
 
-// What the exporter itself says against a plain export, to end a message with.
-std::string refusal_of(nb::handle object) {
-    try {
-        object.attr("__dlpack__")();
-    } catch (nb::python_error& error) {
-        return std::string(": ") + Py_TYPE(error.value().ptr())->tp_name + ": " + shown(error.value());
-    }
-    return "";
-}
-
 }  // namespace
 
 bool describe_cuda_interface(nb::handle object, const char* name, Array& array) {
-    const nb::object interface = optional_attribute(object, "__cuda_array_interface__");
+    const nb::object interface = find_attribute(object, "__cuda_array_interface__");
     if (!interface.is_valid()) return false;
     describe_interface(interface, object, name, Place::kCuda, array);
     return true;
 }
 
 bool describe_array_interface(nb::handle object, const char* name, Array& array) {
-    const nb::object interface = optional_attribute(object, "__array_interface__");
+    const nb::object interface = find_attribute(object, "__array_interface__");
     if (!interface.is_valid()) return false;
     describe_interface(interface, object, name, Place::kHost, array);
     return true;
@@ -132,7 +116,7 @@ bool describe_buffer(nb::handle object, const char* name, Access access, Array& 
     Py_buffer* buffer = array.buffer();
     if (PyObject_GetBuffer(object.ptr(), buffer, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
         // A type that buffers cannot name, as those of ml_dtypes: the array interface comes next.
-        PyErr_Clear();
+        forget_python_error();
         return false;
     }
     array.keep_buffer();
@@ -157,16 +141,27 @@ bool describe_buffer(nb::handle object, const char* name, Access access, Array& 
 }
 
 bool describe_dlpack(nb::handle object, const char* name, Array& array) {
-    if (!nb::hasattr(object, "__dlpack__")) return false;
-    // As an array that may be written, if it is one.
+    const nb::object exporter = find_attribute(object, "__dlpack__");
+    if (!exporter.is_valid()) return false;
+    // As an array that may be written, if it is one, which versions say. Exporters that know none refuse the argument.
     nb::ndarray<> writable;
     nb::ndarray<nb::ro> view;
-    const bool is_writable = nb::try_cast(object, writable);
-    if (is_writable) {
-        view = nb::ndarray<nb::ro>(writable);
-    } else if (!nb::try_cast(object, view)) {
-        invalid_argument(std::string(name) + " has __dlpack__, but its memory cannot be reached" + refusal_of(object));
+    bool is_writable = false, is_there = false;
+    std::string refusal;
+    for (const bool is_versioned : {true, false}) {
+        try {
+            const nb::object capsule =
+                is_versioned ? exporter(nb::arg("max_version") = nb::make_tuple(1, 0)) : exporter();
+            is_writable = nb::try_cast(capsule, writable);
+            if (is_writable) view = nb::ndarray<nb::ro>(writable);
+            is_there = is_writable || nb::try_cast(capsule, view);
+        } catch (nb::python_error& error) {
+            if (!is_about_call(error.type())) throw;
+            refusal = std::string(": ") + Py_TYPE(error.value().ptr())->tp_name + ": " + shown(error.value());
+        }
+        if (is_there) break;
     }
+    if (!is_there) invalid_argument(std::string(name) + " has __dlpack__, but its memory cannot be reached" + refusal);
     const bool is_host = view.device_type() == nb::device::cpu::value;
     if (!is_host && view.device_type() != nb::device::cuda::value) {
         invalid_argument(std::string(name) + " is on DLPack's device type " + std::to_string(view.device_type()) +
@@ -194,7 +189,7 @@ bool describe_dlpack(nb::handle object, const char* name, Array& array) {
     array.set_memory(data, *type, is_host ? Place::kHost : Place::kCuda, is_host ? -1 : view.device_id(), is_writable);
     array.set_shape(sizes, view.ndim());
     // The exporting object keeps the memory, the view its right to it.
-    array.keep(nb::make_tuple(nb::borrow(object), nb::cast(view)));
+    array.keep(nb::make_tuple(nb::borrow(object), nb::cast(view, nb::rv_policy::reference)));
     return true;
 }
 

@@ -119,7 +119,10 @@ void CommunicatorState::close() {
 std::shared_ptr<CommunicatorState> communicator_from(nb::handle object) {
     if (nb::isinstance<Communicator>(object)) return nb::cast<Communicator&>(object).state;
     nb::object address = nb::borrow(object);
-    if (!PyLong_Check(object.ptr()) && nb::hasattr(object, "ptr")) address = object.attr("ptr");
+    if (!PyLong_Check(object.ptr())) {
+        const nb::object in_object = find_attribute(object, "ptr");
+        if (in_object.is_valid()) address = in_object;
+    }
     if (!PyLong_Check(address.ptr())) {
         invalid_argument(
             std::string("comm is of type ") + Py_TYPE(object.ptr())->tp_name +

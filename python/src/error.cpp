@@ -29,6 +29,30 @@ void warn_deprecated(const char* name, const char* current) {
         throw nb::python_error();
 }
 
+bool is_about_call(nb::handle type) {
+    return PyErr_GivenExceptionMatches(type.ptr(), PyExc_Exception) != 0 &&
+           PyErr_GivenExceptionMatches(type.ptr(), PyExc_MemoryError) == 0;
+}
+
+void forget_python_error() {
+    PyObject* type = PyErr_Occurred();
+    if (type == nullptr) return;
+    if (!is_about_call(type)) nb::raise_python_error();
+    PyErr_Clear();
+}
+
+nb::object find_attribute(nb::handle object, const char* name) {
+    PyObject* value = PyObject_GetAttrString(object.ptr(), name);
+    if (value == nullptr) forget_python_error();
+    return nb::steal(value);
+}
+
+nb::object integer_of(nb::handle object) {
+    PyObject* number = PyNumber_Index(object.ptr());
+    if (number == nullptr) forget_python_error();
+    return nb::steal(number);
+}
+
 std::string shown(nb::handle object) {
     constexpr size_t kMost = 80;
     std::string text;
@@ -37,7 +61,7 @@ std::string shown(nb::handle object) {
         if (characters != nullptr) text = characters;
         Py_DECREF(string);
     }
-    PyErr_Clear();
+    forget_python_error();
     if (text.size() > kMost) {
         size_t end = kMost;
         while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0u) == 0x80) --end;  // not inside a character
@@ -49,7 +73,7 @@ std::string shown(nb::handle object) {
 nb::tuple items_of(nb::handle sequence, const std::string& name) {
     PyObject* items = PyUnicode_Check(sequence.ptr()) ? nullptr : PySequence_Tuple(sequence.ptr());
     if (items == nullptr) {
-        PyErr_Clear();
+        forget_python_error();
         invalid_argument(name + " is " + shown(sequence) + ", allowed: a sequence of numbers");
     }
     return nb::steal<nb::tuple>(items);

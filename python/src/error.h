@@ -8,6 +8,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "crossdock.h"
 
@@ -31,14 +32,30 @@ void check(ncclResult_t result);
 // A DeprecationWarning of the caller: name is deprecated, use the other.
 void warn_deprecated(const char* name, const char* current);
 
-// "the str() of an object" for messages, at most 80 bytes of UTF-8; never throws.
+// Whether an exception of this type says something about the call that raised it. Others pass through all code here:
+// what is no Exception (KeyboardInterrupt, SystemExit), and MemoryError.
+bool is_about_call(nanobind::handle type);
+
+// Forgets the pending exception of Python, if any, for callers who have another answer; throws one that passes through.
+void forget_python_error();
+
+// An attribute; an invalid object if it cannot be had.
+nanobind::object find_attribute(nanobind::handle object, const char* name);
+
+// "the str() of an object" for messages, at most 80 bytes of UTF-8. Throws only what passes through.
 std::string shown(nanobind::handle object);
+
+// The integer that an object stands for; an invalid object if it stands for none.
+nanobind::object integer_of(nanobind::handle object);
 
 // value as a T. InvalidArgument: it is none.
 template <class T>
 T as(nanobind::handle value, const std::string& name, const char* allowed) {
     T result{};
-    if (!nanobind::try_cast<T>(value, result)) invalid_argument(name + " is " + shown(value) + ", allowed: " + allowed);
+    nanobind::object given = nanobind::borrow(value);
+    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) given = integer_of(value);
+    if (!given.is_valid() || !nanobind::try_cast<T>(given, result))
+        invalid_argument(name + " is " + shown(value) + ", allowed: " + allowed);
     return result;
 }
 

@@ -23,10 +23,7 @@ PyObject* raw_stream_getter(nb::handle torch) {
     static bool was_looked_up = false;
     if (!was_looked_up) {
         was_looked_up = true;
-        const nb::object internals = torch.attr("_C");
-        if (nb::hasattr(internals, "_cuda_getCurrentRawStream")) {
-            getter = nb::object(internals.attr("_cuda_getCurrentRawStream")).release().ptr();
-        }
+        getter = find_attribute(torch.attr("_C"), "_cuda_getCurrentRawStream").release().ptr();
     }
     return getter;
 }
@@ -58,13 +55,14 @@ cudaStream_t stream_from(nb::handle stream, bool is_cpu, int device) {
     if (is_cpu) return nullptr;
     if (stream.is_none()) return current_stream_of_torch(device);
     if (PyLong_Check(stream.ptr())) return stream_at(stream);
-    if (nb::hasattr(stream, "__cuda_stream__")) {
-        nb::object pair = stream.attr("__cuda_stream__");
+    nb::object pair = find_attribute(stream, "__cuda_stream__");
+    if (pair.is_valid()) {
         if (PyCallable_Check(pair.ptr())) pair = pair();
         return stream_at(pair[1]);
     }
     for (const char* attribute : {"cuda_stream", "ptr", "handle"}) {
-        if (nb::hasattr(stream, attribute)) return stream_at(stream.attr(attribute));
+        const nb::object address = find_attribute(stream, attribute);
+        if (address.is_valid()) return stream_at(address);
     }
     invalid_argument(std::string("stream is of type ") + Py_TYPE(stream.ptr())->tp_name +
                      ", allowed: None, an address, a stream of torch, CuPy or cuda.core");

@@ -13,20 +13,15 @@ namespace crossdock::python {
 namespace {
 
 ncclDataType_t datatype_of_argument(nb::handle dtype) {
-    std::string name;
     if (PyLong_Check(dtype.ptr())) {
         const long number = PyLong_AsLong(dtype.ptr());
         const auto type = static_cast<ncclDataType_t>(number);
         if (number < 0 || number > ncclFloat4x2) invalid_argument("dtype is " + shown(dtype) + ", allowed: 0..12");
         return type;
     }
-    if (nb::hasattr(dtype, "name")) {
-        name = shown(dtype.attr("name"));
-    } else if (nb::hasattr(dtype, "__name__")) {
-        name = shown(dtype.attr("__name__"));
-    } else {
-        name = shown(dtype);
-    }
+    nb::object called = find_attribute(dtype, "name");
+    if (!called.is_valid()) called = find_attribute(dtype, "__name__");
+    const std::string name = shown(called.is_valid() ? called : nb::borrow(dtype));
     const std::optional<ncclDataType_t> type = datatype_of_name(name);
     if (!type) invalid_argument("dtype is " + name + ", which the library does not have");
     return *type;

@@ -7,6 +7,7 @@
 #include "array.h"
 #include "collected.h"
 #include "driver.h"
+#include "error.h"
 #include "stream.h"
 #include "torch_view.h"
 
@@ -42,11 +43,14 @@ struct QuickMakers {
 
     QuickMakers() {
         const nb::object internals = nb::module_::import_("torch").attr("_C");
-        const nb::object guards = nb::getattr(nb::getattr(internals, "_dynamo", nb::none()), "guards", nb::none());
-        on_host = nb::getattr(guards, "_empty_strided_cpu", nb::object()).release().ptr();
-        on_cuda = nb::getattr(guards, "_empty_strided_cuda", nb::object()).release().ptr();
-        view = nb::getattr(guards, "_reinterpret_tensor", nb::object()).release().ptr();
-        current_device = nb::getattr(internals, "_cuda_getDevice", nb::object()).release().ptr();
+        const nb::object dynamo = find_attribute(internals, "_dynamo");
+        const nb::object guards = dynamo.is_valid() ? find_attribute(dynamo, "guards") : dynamo;
+        if (guards.is_valid()) {
+            on_host = find_attribute(guards, "_empty_strided_cpu").release().ptr();
+            on_cuda = find_attribute(guards, "_empty_strided_cuda").release().ptr();
+            view = find_attribute(guards, "_reinterpret_tensor").release().ptr();
+        }
+        current_device = find_attribute(internals, "_cuda_getDevice").release().ptr();
     }
 
     bool is_current(int device) const {

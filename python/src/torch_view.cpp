@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_view.h"
 
+#include "error.h"
+
 namespace nb = nanobind;
 
 namespace crossdock::python {
@@ -50,9 +52,7 @@ struct TorchTypes {
 PyObject* imported(const char* module_name, const char* name) {
     PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), module_name);
     if (module == nullptr) return nullptr;
-    PyObject* found = PyObject_GetAttrString(module, name);
-    if (found == nullptr) PyErr_Clear();
-    return found;
+    return find_attribute(module, name).release().ptr();
 }
 
 PyTypeObject* imported_type(const char* module_name, const char* name) {
@@ -63,11 +63,10 @@ PyTypeObject* imported_type(const char* module_name, const char* name) {
 }
 
 const Exchange* exchange_of(PyTypeObject* type) {
-    PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__");
+    const nb::object capsule = find_attribute(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__");
     const void* found = nullptr;
-    if (capsule != nullptr) found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-    Py_XDECREF(capsule);
-    PyErr_Clear();
+    if (capsule.is_valid()) found = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
+    forget_python_error();
     const auto* exchange = static_cast<const Exchange*>(found);
     const bool fits = exchange != nullptr && exchange->major == kMajor && exchange->tensor_from_object != nullptr;
     return fits ? exchange : nullptr;
@@ -98,7 +97,7 @@ bool view_torch(nb::handle object, nb::dlpack::dltensor& view) {
     // Other subclasses may mean something else than the memory that they have.
     if (types.exchange == nullptr || (type != types.tensor && type != types.parameter)) return false;
     if (types.exchange->tensor_from_object(object.ptr(), &view) != 0) {
-        PyErr_Clear();
+        forget_python_error();
         return false;
     }
     view.data = static_cast<char*>(view.data) + view.byte_offset;

@@ -51,7 +51,8 @@ ncclWindow_t window_handle_of(nb::handle window, const char* name) {
     if (PyLong_Check(window.ptr()))
         return reinterpret_cast<ncclWindow_t>(as<size_t>(window, name, "the address of an ncclWindow_t"));
     if (!nb::isinstance<Window>(window)) {
-        if (nb::hasattr(window, "handle")) return window_handle_of(window.attr("handle"), name);
+        const nb::object handle = find_attribute(window, "handle");
+        if (handle.is_valid()) return window_handle_of(handle, name);
         invalid_argument(std::string(name) + " has a window of type " + Py_TYPE(window.ptr())->tp_name +
                          ", allowed: crossdock.Window, the address of an ncclWindow_t");
     }
