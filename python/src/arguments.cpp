@@ -25,6 +25,11 @@ ncclEpTensor_t* CallArrays::add(nb::handle object, const char* name, Access acce
     return add_array(array_from(object, name, access), name);
 }
 
+ncclEpTensor_t* CallArrays::add_known(nb::handle object, const char* name, Access access) {
+    Array array;
+    return describe_known(object, array) ? add_array(std::move(array), name) : add(object, name, access);
+}
+
 ncclEpTensor_t* CallArrays::add_transposed(nb::handle object, const char* name, Access access) {
     if (object.is_none()) return nullptr;
     Array array;
@@ -52,7 +57,7 @@ ncclEpTensor_t* CallArrays::add_array(Array array, const char* name) {
 
 ncclEpTensor_t* CallArrays::add_rows(nb::handle object, const char* name, Access access,
                                      std::optional<ncclDataType_t> type) {
-    if (add(object, name, access) == nullptr) return nullptr;
+    if (add_known(object, name, access) == nullptr) return nullptr;
     Array& array = arrays_.back();
     const size_t row_bytes = array.size(array.num_dimensions() - 1) * bytes_of_datatype(array.datatype());
     constexpr size_t kGranule = 16;

@@ -40,6 +40,9 @@ class CallArrays {
     // NULL for None. InvalidArgument: not an array, or one in memory that the group's ranks cannot reach.
     ncclEpTensor_t* add(nanobind::handle object, const char* name, Access access);
 
+    // The same of a tensor of torch that has been looked at (fault_of_memory), or of another array.
+    ncclEpTensor_t* add_known(nanobind::handle object, const char* name, Access access);
+
     // The same, its rows read as ones of another type, whose elements divide 16 bytes, as rows must be divided by them.
     // nullopt: as their own type, or as bytes if the library does not carry that.
     ncclEpTensor_t* add_rows(nanobind::handle object, const char* name, Access access,

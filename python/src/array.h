@@ -100,6 +100,9 @@ bool describe_buffer(nanobind::handle object, const char* name, Access access, A
 bool describe_array_interface(nanobind::handle object, const char* name, Array& array);
 bool describe_dlpack(nanobind::handle object, const char* name, Array& array);
 
+// A tensor of torch that has been looked at (fault_of_memory), at once. Returns false if it cannot be described so.
+bool describe_known(nanobind::handle object, Array& array);
+
 // A tensor of torch [A, B, C] whose memory is that of a dense [A, C, B], as [A, B, C]. Returns
 // false if it is not, or if that cannot be seen at once.
 bool describe_transposed(nanobind::handle object, Array& array);

@@ -55,7 +55,9 @@ nb::object call(nb::handle object, PyObject* method) {
     return nb::steal(value);
 }
 
-bool describe_view(nb::handle object, Array& array) {
+}  // namespace
+
+bool describe_known(nb::handle object, Array& array) {
     nb::dlpack::dltensor view;
     if (!view_torch(object, view)) return false;
     const std::optional<ncclDataType_t> type = datatype_of(view.dtype);
@@ -75,8 +77,6 @@ bool describe_view(nb::handle object, Array& array) {
     array.keep(object);
     return true;
 }
-
-}  // namespace
 
 bool describe_transposed(nb::handle object, Array& array) {
     nb::dlpack::dltensor view;
@@ -103,7 +103,8 @@ void* torch_address(nb::handle tensor) {
 
 bool describe_torch(nb::handle object, const char* name, Array& array) {
     if (!is_torch_tensor(object)) return false;
-    if (describe_view(object, array)) return true;
+    if (const char* fault = fault_of_memory(object)) invalid_argument(std::string(name) + " " + fault);
+    if (describe_known(object, array)) return true;
     const bool is_host = attribute(object, names().is_cpu).ptr() == Py_True;
     if (!is_host && attribute(object, names().is_cuda).ptr() != Py_True) {
         invalid_argument(std::string(name) + " is on device " + shown(attribute(object, names().device)) +

@@ -69,16 +69,16 @@ void route_and_dispatch(Handle& handle, nb::handle topk_idx, nb::handle tokens, 
                         nb::handle stream) {
     handle.expect_open();
     CallArrays routing(handle.is_of_cpus(), 1);
-    const ncclEpTensor_t* ids = routing.add(topk_idx, "topk_idx", Access::kRead);
+    const ncclEpTensor_t* ids = routing.add_known(topk_idx, "topk_idx", Access::kRead);
     CallArrays arrays(handle.is_of_cpus(), 4);
     auto sent = make_struct<ncclEpDispatchInputs_t>();
-    sent.tokens = arrays.add(tokens, "tokens", Access::kRead);
+    sent.tokens = arrays.add_known(tokens, "tokens", Access::kRead);
     auto received = make_struct<ncclEpDispatchOutputs_t>();
-    received.tokens = arrays.add(rows, "rows", Access::kWrite);
+    received.tokens = arrays.add_known(rows, "rows", Access::kWrite);
     received.scales = transposed_scales ? arrays.add_transposed(scales, "scales", Access::kWrite)
-                                        : arrays.add(scales, "scales", Access::kWrite);
+                                        : arrays.add_known(scales, "scales", Access::kWrite);
     auto info = make_struct<ncclEpLayoutInfo_t>();
-    info.expert_counters = arrays.add(counters, "counters", Access::kWrite);
+    info.expert_counters = arrays.add_known(counters, "counters", Access::kWrite);
     auto settings = make_struct<ncclEpDispatchConfig_t>();
     settings.send_only = send_only ? 1 : 0;
     settings.round_scales = round_scales ? 1 : 0;
@@ -101,10 +101,10 @@ void combine_weighted(Handle& handle, nb::handle rows, nb::handle topk_weights, 
     handle.expect_open();
     CallArrays arrays(handle.is_of_cpus(), 3);
     auto sent = make_struct<ncclEpCombineInputs_t>();
-    sent.tokens = arrays.add(rows, "rows", Access::kRead);
+    sent.tokens = arrays.add_known(rows, "rows", Access::kRead);
     auto received = make_struct<ncclEpCombineOutputs_t>();
-    received.tokens = arrays.add(tokens, "tokens", Access::kWrite);
-    received.topk_weights = arrays.add(topk_weights, "topk_weights", Access::kRead);
+    received.tokens = arrays.add_known(tokens, "tokens", Access::kWrite);
+    received.topk_weights = arrays.add_known(topk_weights, "topk_weights", Access::kRead);
     auto settings = make_struct<ncclEpCombineConfig_t>();
     settings.send_only = send_only ? 1 : 0;
     const cudaStream_t where = stream_from(stream, handle.is_of_cpus(), arrays.device());

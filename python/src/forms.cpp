@@ -45,6 +45,7 @@ class Key {
         if (PyLong_Check(argument.ptr())) return add_number(argument);
         nb::dlpack::dltensor view;
         if (view_torch(argument, view)) {
+            if (fault_of_memory(argument, view) != nullptr) return false;
             add_view(view);
             return true;
         }
@@ -70,6 +71,7 @@ class Key {
 
     // By Python's attributes, where torch has no quicker way. Its dtypes live as long as the process.
     bool add_described(nb::handle tensor) {
+        if (fault_of_memory(tensor) != nullptr) return false;
         add(Kind::kDescribed);
         add(static_cast<int64_t>(reinterpret_cast<intptr_t>(nb::object(tensor.attr("dtype")).ptr())));
         add(nb::hash(tensor.attr("device")));

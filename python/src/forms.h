@@ -15,7 +15,8 @@
 namespace crossdock::python {
 
 // The form of a tensor of torch is its type, its device, its extents, and whether it is dense; that of a number, or of
-// None, is what it is. Arguments of other kinds have none: calls with them are never known.
+// None, is what it is. Arguments of other kinds, and tensors whose memory does not hold their elements, have none:
+// calls with them are never known.
 class Forms {
   public:
     // What was kept for arguments of these forms, else None.

@@ -16,6 +16,7 @@
 #include "stream.h"
 #include "tensor.h"
 #include "torch_maker.h"
+#include "torch_view.h"
 #include "turn.h"
 #include "window.h"
 
@@ -38,6 +39,7 @@ NB_MODULE(_core, module) {
     bind_a2sgd(module);
     bind_forms(module);
     bind_torch_makers(module);
+    bind_torch_views(module);
     bind_turns(module);
     bind_deep_ep_calls(module);
     bind_row_routes(module);

@@ -31,6 +31,7 @@ struct Rows {
     bool read(nb::handle object, int64_t most_bytes) {
         nb::dlpack::dltensor view;
         if (!view_torch(object, view) || view.ndim != 2 || !is_contiguous(view)) return false;
+        if (fault_of_memory(object, view) != nullptr) return false;
         const std::optional<ncclDataType_t> known = datatype_of(view.dtype);
         if (!known) return false;
         tensor = object;
@@ -97,9 +98,9 @@ nb::object combine_to_new_rows(Handle& handle, nb::handle tokens, int64_t num_ro
     nb::object sums = new_rows(rows, num_tokens);
     CallArrays arrays(handle.is_of_cpus(), 2);
     auto sent = make_struct<ncclEpCombineInputs_t>();
-    sent.tokens = arrays.add(tokens, "rows", Access::kRead);
+    sent.tokens = arrays.add_known(tokens, "rows", Access::kRead);
     auto received = make_struct<ncclEpCombineOutputs_t>();
-    received.tokens = arrays.add(sums, "sums", Access::kWrite);
+    received.tokens = arrays.add_known(sums, "sums", Access::kWrite);
     const auto settings = make_struct<ncclEpCombineConfig_t>();
     const cudaStream_t where = stream_from(stream, handle.is_of_cpus(), arrays.device());
     handle.run_combine(arrays, false, where,

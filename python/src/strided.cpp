@@ -73,8 +73,9 @@ std::string shown_tensor(nb::handle object) {
 
 bool strided_from(nb::handle tensor, Strided& strided) {
     nb::dlpack::dltensor view;
-    if (view_torch(tensor, view)) return from_view(view, strided);
-    return is_torch_tensor(tensor) && from_attributes(tensor, strided);
+    const bool is_described = view_torch(tensor, view) ? from_view(view, strided)
+                                                       : is_torch_tensor(tensor) && from_attributes(tensor, strided);
+    return is_described && (strided.data != nullptr || strided.size() == 0);
 }
 
 }  // namespace crossdock::python

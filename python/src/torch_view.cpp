@@ -4,6 +4,7 @@
 #include "error.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace crossdock::python {
 namespace {
@@ -21,7 +22,15 @@ struct Exchange {
 constexpr uint32_t kMajor = 1;
 
 // DLPack's numbers of types.
-enum Code : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kFloat8E4m3fn = 10, kFloat8E5m2 = 12 };
+enum Code : uint8_t {
+    kInt = 0,
+    kUInt = 1,
+    kFloat = 2,
+    kBfloat = 4,
+    kComplex = 5,
+    kFloat8E4m3fn = 10,
+    kFloat8E5m2 = 12
+};
 
 struct KnownType {
     uint8_t code, bits;
@@ -47,6 +56,7 @@ struct TorchTypes {
     PyTypeObject* tensor = nullptr;
     PyTypeObject* parameter = nullptr;
     const Exchange* exchange = nullptr;
+    PyObject *is_neg = nullptr, *is_conj = nullptr;  // methods
 };
 
 PyObject* imported(const char* module_name, const char* name) {
@@ -75,13 +85,35 @@ const Exchange* exchange_of(PyTypeObject* type) {
 const TorchTypes& torch_types() {
     static TorchTypes types;
     if (types.tensor == nullptr) {
-        types.tensor = imported_type("torch", "Tensor");
-        if (types.tensor != nullptr) types.exchange = exchange_of(types.tensor);
+        PyTypeObject* tensor = imported_type("torch", "Tensor");
+        if (tensor == nullptr) return types;
+        types.exchange = exchange_of(tensor);
+        types.is_neg = find_attribute(reinterpret_cast<PyObject*>(tensor), "is_neg").release().ptr();
+        types.is_conj = find_attribute(reinterpret_cast<PyObject*>(tensor), "is_conj").release().ptr();
+        types.tensor = tensor;
     }
-    if (types.parameter == nullptr && types.tensor != nullptr) {
+    if (types.parameter == nullptr) {
         types.parameter = imported_type("torch.nn.parameter", "Parameter");
     }
     return types;
+}
+
+constexpr const char* kNegative = "has its negative bit set: pass its resolve_neg()";
+constexpr const char* kConjugate = "has its conjugate bit set: pass its resolve_conj()";
+constexpr const char* kNoMemory = "has no memory, as a tensor of zeros that torch does not store: pass its clone()";
+
+bool is_set(PyObject* method, nb::handle tensor) {
+    PyObject* arguments[] = {tensor.ptr()};
+    const nb::object found = nb::steal(PyObject_Vectorcall(method, arguments, 1, nullptr));
+    if (!found.is_valid()) nb::raise_python_error();
+    return found.ptr() == Py_True;
+}
+
+bool has_elements(const nb::dlpack::dltensor& view) {
+    for (int32_t dimension = 0; dimension < view.ndim; ++dimension) {
+        if (view.shape[dimension] == 0) return false;
+    }
+    return true;
 }
 
 }  // namespace
@@ -105,6 +137,25 @@ bool view_torch(nb::handle object, nb::dlpack::dltensor& view) {
     return true;
 }
 
+const char* fault_of_memory(nb::handle tensor, const nb::dlpack::dltensor& view) {
+    const TorchTypes& types = torch_types();
+    if (view.data == nullptr && has_elements(view)) return kNoMemory;
+    if (is_set(types.is_neg, tensor)) return kNegative;
+    return view.dtype.code == kComplex && is_set(types.is_conj, tensor) ? kConjugate : nullptr;
+}
+
+const char* fault_of_memory(nb::handle tensor) {
+    nb::dlpack::dltensor view;
+    if (view_torch(tensor, view)) return fault_of_memory(tensor, view);
+    const TorchTypes& types = torch_types();
+    if (is_set(types.is_neg, tensor)) return kNegative;
+    if (is_set(types.is_conj, tensor)) return kConjugate;
+    const bool has_place = nb::cast<bool>(tensor.attr("is_cpu")) || nb::cast<bool>(tensor.attr("is_cuda"));
+    const bool lacks_memory =
+        has_place && nb::cast<size_t>(tensor.attr("data_ptr")()) == 0 && nb::cast<size_t>(tensor.attr("numel")()) > 0;
+    return lacks_memory ? kNoMemory : nullptr;
+}
+
 bool is_contiguous(const nb::dlpack::dltensor& view) {
     if (view.strides == nullptr) return true;
     for (int32_t dimension = 0; dimension < view.ndim; ++dimension) {
@@ -123,6 +174,13 @@ std::optional<ncclDataType_t> datatype_of(nb::dlpack::dtype type) {
         if (known.code == type.code && known.bits == type.bits && type.lanes == 1) return known.type;
     }
     return std::nullopt;
+}
+
+void bind_torch_views(nb::module_& module) {
+    module.def(
+        "fault_of_memory", nb::overload_cast<nb::handle>(&fault_of_memory), "tensor"_a,
+        nb::sig("def fault_of_memory(tensor: object) -> str | None"),
+        "What keeps a torch tensor's elements from being those in its memory, as 'has its negative bit set: ...'.");
 }
 
 }  // namespace crossdock::python

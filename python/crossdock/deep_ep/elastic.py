@@ -335,7 +335,7 @@ class ElasticBuffer(Shared):
         for name, tensor in others.items():
             if tensor is not None:
                 layout.check_tensor(name, tensor)
-                layout.check_device(name, tensor, tokens.values.device)
+                layout.check_memory(name, tensor, tokens.values.device)
         require(
             topk_idx.shape[0] == tokens.values.shape[0],
             lambda: f"x has {tokens.values.shape[0]} rows, expected those of topk_idx: {topk_idx.shape[0]}",

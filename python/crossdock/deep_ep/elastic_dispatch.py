@@ -16,7 +16,7 @@ from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.expand import Expansion
 from crossdock.deep_ep.packed_routing import MOST_TARGETS, PackedRouting, num_words
-from crossdock.deep_ep.layout import INT32_MAX, check_device, check_tensor, describe
+from crossdock.deep_ep.layout import INT32_MAX, check_memory, check_tensor, describe
 from crossdock.deep_ep.makers import maker_of, makers_of
 from crossdock.deep_ep.normal import Tokens, add_up_with, check_bias
 from crossdock.deep_ep.ranks import Ranks
@@ -319,12 +319,12 @@ class Elastic:
                 f"x is {describe(x)}, expected a contiguous [{num_rows}, ..] of torch.bfloat16, the rows of dispatch"
             ),
         )
-        check_device("x", x, route.total.device)
+        check_memory("x", x, route.total.device)
         for bias in biases:
             check_bias(bias, route, x)
         if topk_weights is not None:
             check_tensor("topk_weights", topk_weights)
-            check_device("topk_weights", topk_weights, x.device)
+            check_memory("topk_weights", topk_weights, x.device)
             _check_weights(topk_weights, (num_rows, state.local_ids.shape[1]) if expansion is None else (num_rows,))
         rows, weights, tag = x, None, 0 if topk_weights is None else tags.WEIGHTS
         if expansion is not None:

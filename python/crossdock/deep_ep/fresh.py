@@ -7,7 +7,7 @@ import torch
 
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.errors import require
-from crossdock.deep_ep.layout import check_device, check_tensor, describe
+from crossdock.deep_ep.layout import check_memory, check_tensor, describe
 from crossdock.deep_ep.normal import Tokens
 
 
@@ -23,7 +23,7 @@ def check_counts(
     }
     for name, tensor in counts.items():
         check_tensor(name, tensor)
-        check_device(name, tensor, tokens.values.device)
+        check_memory(name, tensor, tokens.values.device)
     require(
         tuple(per_rank.shape) == (size,) and per_rank.dtype == torch.int32,
         lambda: f"num_tokens_per_rank is {describe(per_rank)}, expected [{size}] of int32",
@@ -72,5 +72,5 @@ def check_routing(
         topk_weights.shape == topk_idx.shape and topk_weights.dtype == torch.float32,
         lambda: f"topk_weights is {describe(topk_weights)}, expected {list(topk_idx.shape)} of torch.float32",
     )
-    check_device("topk_idx", topk_idx, values.device)
-    check_device("topk_weights", topk_weights, values.device)
+    check_memory("topk_idx", topk_idx, values.device)
+    check_memory("topk_weights", topk_weights, values.device)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from crossdock._core import count_routing, largest_id
+from crossdock._core import count_routing, fault_of_memory, largest_id
 from crossdock.deep_ep.errors import require
 from crossdock.deep_ep.makers import makers_of
 
@@ -35,15 +35,23 @@ def check_tensor(name: str, value: object) -> None:
     require(isinstance(value, torch.Tensor), lambda: f"{name} is {describe(value)}, expected a torch.Tensor")
 
 
-def check_device(name: str, tensor: torch.Tensor, device: torch.device | None) -> None:
-    """device: of the other tensors; None: any that there is."""
+def check_elements(name: str, tensor: torch.Tensor) -> None:
+    """They are those in its memory."""
+    fault = fault_of_memory(tensor)
+    require(fault is None, lambda: f"{name} {fault}")
+
+
+def check_memory(name: str, tensor: torch.Tensor, device: torch.device | None) -> None:
+    """It holds the elements, on the device of the other tensors; None: on any that there is."""
     if device is None:
         kinds = ("cpu", "cuda")
         require(tensor.device.type in kinds, lambda: f"{name} is on device {tensor.device}, allowed: cpu, cuda")
-        return
-    require(
-        tensor.device == device, lambda: f"{name} is on device {tensor.device}, expected {device}, as the other tensors"
-    )
+    else:
+        require(
+            tensor.device == device,
+            lambda: f"{name} is on device {tensor.device}, expected {device}, as the other tensors",
+        )
+    check_elements(name, tensor)
 
 
 def is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -69,6 +77,7 @@ def check_form(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> None
         lambda: f"topk_idx is {describe(topk_idx)}, expected [tokens, top-k] of torch.int64",
     )
     require(topk_idx.shape[1] >= 1, lambda: f"topk_idx is {describe(topk_idx)}, expected at least one column")
+    check_elements("topk_idx", topk_idx)
 
 
 def check_values(topk_idx: torch.Tensor, num_experts: int) -> None:

@@ -18,7 +18,7 @@ from crossdock.deep_ep.config import Config
 from crossdock.deep_ep.errors import WrongArgument, require, require_state, translated
 from crossdock.deep_ep.events import EventHandle, EventOverlap
 from crossdock.deep_ep.fresh import check_counts, check_routing, expect_alike
-from crossdock.deep_ep.layout import check_count, check_device, check_tensor, describe, is_whole
+from crossdock.deep_ep.layout import check_count, check_memory, check_tensor, describe, is_whole
 from crossdock.deep_ep.low_latency import LowLatency, explained
 from crossdock.deep_ep.normal import DispatchHandle, Normal, Tokens, biases_of
 from crossdock.deep_ep.other_builds import refuse_nvfp4, refuse_overlap
@@ -205,7 +205,7 @@ class Buffer(Shared):
         ranks = runtime.ranks
         check_count("num_experts", num_experts, 1)
         layout.check_form(topk_idx, num_experts, ranks.size)
-        check_device("topk_idx", topk_idx, None)
+        check_memory("topk_idx", topk_idx, None)
         if overlaps(previous_event, async_finish):
             counts, event = runtime.turns.run(
                 topk_idx.device,

@@ -30,7 +30,7 @@ from crossdock.deep_ep.layout import (
     ID_TYPES,
     INT32_MAX,
     check_count,
-    check_device,
+    check_memory,
     check_tensor,
     check_topk_idx,
     check_values,
@@ -463,8 +463,8 @@ def _check_dispatch(
     check_topk_idx(topk_idx, num_experts, num_ranks)
     fits = isinstance(x, torch.Tensor) and x.dim() == 2 and x.dtype == torch.bfloat16 and x.is_contiguous()
     require(fits, lambda: f"x is {describe(x)}, expected a contiguous [tokens, hidden] of torch.bfloat16")
-    check_device("x", x, None)
-    check_device("topk_idx", topk_idx, x.device)
+    check_memory("x", x, None)
+    check_memory("topk_idx", topk_idx, x.device)
     require(
         x.shape[0] == topk_idx.shape[0],
         lambda: f"x has {x.shape[0]} rows, topk_idx {topk_idx.shape[0]}: expected the same",
@@ -490,7 +490,7 @@ def _check_combine(
     for name, tensor in {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights, "out": out}.items():
         if tensor is not None or name != "out":
             check_tensor(name, tensor)
-            check_device(name, tensor, device)
+            check_memory(name, tensor, device)
     require(
         tuple(x.shape) == shape and x.dtype == torch.bfloat16 and x.is_contiguous(),
         lambda: f"x is {describe(x)}, expected a contiguous {list(shape)} of torch.bfloat16, as dispatch returned it",
@@ -527,7 +527,7 @@ def _check_statistics(
             f"{name} is {describe(tensor)}, expected {' or '.join(str(list(shape)) for shape in shapes)} of {dtype}"
         ),
     )
-    check_device(name, tensor, device)
+    check_memory(name, tensor, device)
 
 
 def check_waiting(tensor: torch.Tensor | None, name: str, num_ranks: int, device: torch.device) -> None:

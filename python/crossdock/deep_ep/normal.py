@@ -14,7 +14,7 @@ from crossdock.deep_ep import tags
 from crossdock.deep_ep.agreement import WITH_TOPK_IDX, WITH_WORST_TOKENS, WITHOUT_TOPK_IDX, Agreement
 from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.packed_routing import PackedRouting, num_words
-from crossdock.deep_ep.layout import check_device, describe
+from crossdock.deep_ep.layout import check_elements, check_memory, describe
 from crossdock.deep_ep.lazy import Computed, LazyTuple
 from crossdock.deep_ep.makers import maker_of, makers_of
 from crossdock.deep_ep.ranks import Ranks
@@ -36,7 +36,7 @@ def _check_tokens(values: Any, scales: Any) -> None:
         values.element_size() <= 4 and values.shape[1] >= 1,
         lambda: f"x is {describe(values)}, allowed: elements of 1, 2 or 4 bytes, at least one in a row",
     )
-    check_device("x", values, None)
+    check_memory("x", values, None)
     if scales is not None:
         shapes = isinstance(scales, torch.Tensor) and scales.dim() == 2 and scales.shape[1] >= 1
         require(
@@ -47,6 +47,7 @@ def _check_tokens(values: Any, scales: Any) -> None:
             ),
         )
         require(scales.device == values.device, lambda: f"the scales of x are on {scales.device}, x on {values.device}")
+        check_elements("the tensor of scales", scales)
 
 
 class Tokens(NamedTuple):
@@ -188,7 +189,7 @@ class Normal:
             return plain
         tokens = Tokens.of(x)
         route = self._expect_tokens(handle, tokens.values.shape[0], "x")
-        check_device("x", tokens.values, route.total.device)
+        check_memory("x", tokens.values, route.total.device)
         received, [scales, _] = self.exchange.send_again(route, *tokens)
         return received if scales is None else (received, scales)
 
@@ -254,7 +255,7 @@ def check_bias(bias: torch.Tensor, route: Route, x: torch.Tensor) -> None:
         tuple(bias.shape) == (route.num_tokens, x.shape[1]) and bias.dtype == x.dtype,
         lambda: f"bias is {describe(bias)}, expected {[route.num_tokens, x.shape[1]]} of {x.dtype}",
     )
-    check_device("bias", bias, x.device)
+    check_memory("bias", bias, x.device)
 
 
 def check_rows(tensor: Any, route: Route, name: str, dtypes: tuple[torch.dtype, ...]) -> None:
@@ -263,8 +264,7 @@ def check_rows(tensor: Any, route: Route, name: str, dtypes: tuple[torch.dtype, 
         kinds = " or ".join(map(str, dtypes))
         rows = f"[{route.num_rows}, ..], the rows that dispatch returned, of {kinds}"
         require(False, f"{name} is {describe(tensor)}, expected a contiguous {rows}")
-    if tensor.device != route.total.device:
-        check_device(name, tensor, route.total.device)
+    check_memory(name, tensor, route.total.device)
 
 
 def add_up_with(

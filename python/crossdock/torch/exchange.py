@@ -202,7 +202,9 @@ class Exchange(Shared):
         back as dispatch's do, but torch.compile cannot take this apart from its program, as it can dispatch.
         """
         operators.refuse_forward_mode(tokens, topk_weights)
-        finish = self._dispatch(tokens.detach(), topk_idx, topk_weights.detach(), is_split=True)
+        # As torch does for operators: memory is sent, which does not hold the elements if the negative bit is set.
+        sent = (part.detach().resolve_neg() for part in (tokens, topk_idx, topk_weights))
+        finish = self._dispatch(*sent, is_split=True)
         return lambda: Received(*operators.receive(tokens, topk_weights, finish), tokens.shape[0])
 
     def combine(self, rows: torch.Tensor, received: Received) -> torch.Tensor:
