@@ -2,8 +2,8 @@
 // A bounded lock-free queue of descriptors: any number of threads push, one pops. Each cell takes 128 bytes, of
 // which a descriptor for a mapped peer touches the first 64.
 //
-// A cell's turn is its state: in lap n (positions n * depth to (n + 1) * depth - 1) the cell is free at n * depth, and
-// full at n * depth + 1. Zeroed memory is an empty queue.
+// A cell's turn is its state: in lap n (positions n * depth to (n + 1) * depth - 1) the cell is free at 2 n, and full
+// at 2 n + 1, for any depth. Zeroed memory is an empty queue. Positions have 64 bits: they do not wrap around.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,9 @@ class DescriptorQueue {
   public:
     // depth: rounded up to a power of two.
     explicit DescriptorQueue(size_t depth)
-        : mask_(std::bit_ceil(depth) - 1), memory_((mask_ + 1) * sizeof(Cell), alignof(Cell)) {}
+        : mask_(std::bit_ceil(depth) - 1),
+          depth_bits_(std::countr_zero(mask_ + 1)),
+          memory_((mask_ + 1) * sizeof(Cell), alignof(Cell)) {}
 
     size_t depth() const { return mask_ + 1; }
 
@@ -30,7 +32,7 @@ class DescriptorQueue {
         for (;;) {
             Cell& cell = cell_at(position);
             const uint64_t turn = __atomic_load_n(&cell.turn, __ATOMIC_ACQUIRE);
-            const auto ahead = static_cast<int64_t>(turn - lap_of(position));
+            const auto ahead = static_cast<int64_t>(turn - free_at(position));
             if (ahead < 0) return false;
             if (ahead > 0) {
                 position = pushed_.load(std::memory_order_relaxed);
@@ -38,7 +40,7 @@ class DescriptorQueue {
                 std::memcpy(&cell.descriptor, &descriptor,
                             descriptor.is_remote ? sizeof(Descriptor) : kLocalDescriptorBytes);
                 // Sequentially consistent, like the popping thread's flag that it sleeps.
-                __atomic_store_n(&cell.turn, lap_of(position) + 1, __ATOMIC_SEQ_CST);
+                __atomic_store_n(&cell.turn, free_at(position) + 1, __ATOMIC_SEQ_CST);
                 return true;
             }
         }
@@ -47,10 +49,10 @@ class DescriptorQueue {
     // The oldest descriptor, valid until pop(). Null if the queue is empty or the next descriptor is being written.
     const Descriptor* front() const {
         const Cell& cell = cell_at(popped_);
-        return __atomic_load_n(&cell.turn, __ATOMIC_SEQ_CST) == lap_of(popped_) + 1 ? &cell.descriptor : nullptr;
+        return __atomic_load_n(&cell.turn, __ATOMIC_SEQ_CST) == free_at(popped_) + 1 ? &cell.descriptor : nullptr;
     }
     void pop() {
-        __atomic_store_n(&cell_at(popped_).turn, lap_of(popped_) + depth(), __ATOMIC_RELEASE);
+        __atomic_store_n(&cell_at(popped_).turn, free_at(popped_) + 2, __ATOMIC_RELEASE);
         ++popped_;
     }
 
@@ -66,9 +68,11 @@ class DescriptorQueue {
     Cell& cell_at(uint64_t position) const {
         return *std::launder(reinterpret_cast<Cell*>(memory_.data() + (position & mask_) * sizeof(Cell)));
     }
-    uint64_t lap_of(uint64_t position) const { return position & ~mask_; }
+    // The turn at which a position's cell is free; two later it is in the next lap.
+    uint64_t free_at(uint64_t position) const { return 2 * (position >> depth_bits_); }
 
     uint64_t mask_;
+    int depth_bits_;
     cpu::ZeroedMemory memory_;
     alignas(64) std::atomic<uint64_t> pushed_{0};
     alignas(64) uint64_t popped_ = 0;

@@ -66,7 +66,9 @@ __global__ void many_before_one_signal(ncclDevComm comm, ncclWindow_t window) {
     gin.flush(ncclCoopThread());
 }
 TEST_P(GinWays, AStrongSignalCoversAllBeforeIt) {
-    expect_success({.ranks = 2, .queue_depth = 2}, launching(1, 1, many_before_one_signal));
+    for (const int depth : {1, 2}) {
+        expect_success({.ranks = 2, .queue_depth = depth}, launching(1, 1, many_before_one_signal));
+    }
 }
 
 // After a weak signal its own put has landed, and after a counter its source has been read.

@@ -16,26 +16,28 @@ Descriptor numbered(uint64_t number) {
 
 // A queue takes as many as it is deep, gives them back in order, and has room again, lap after lap.
 TEST(DescriptorQueue, IsBoundedAndInOrder) {
-    DescriptorQueue queue(3);
-    EXPECT_EQ(queue.depth(), 4u);
-    EXPECT_EQ(queue.front(), nullptr);
-    for (uint64_t lap = 0; lap < 5; ++lap) {
-        for (uint64_t i = 0; i < 4; ++i) EXPECT_TRUE(queue.try_push(numbered(4 * lap + i)));
-        EXPECT_FALSE(queue.try_push(numbered(99)));
-        EXPECT_EQ(queue.num_pushed(), 4 * lap + 4);
-        for (uint64_t i = 0; i < 4; ++i) {
-            ASSERT_NE(queue.front(), nullptr);
-            EXPECT_EQ(queue.front()->bytes, 4 * lap + i);
-            queue.pop();
-        }
+    for (const auto& [asked, depth] : {std::pair<size_t, uint64_t>{1, 1}, {2, 2}, {3, 4}, {8, 8}}) {
+        DescriptorQueue queue(asked);
+        EXPECT_EQ(queue.depth(), depth);
         EXPECT_EQ(queue.front(), nullptr);
+        for (uint64_t lap = 0; lap < 5; ++lap) {
+            for (uint64_t i = 0; i < depth; ++i) ASSERT_TRUE(queue.try_push(numbered(depth * lap + i))) << asked;
+            ASSERT_FALSE(queue.try_push(numbered(99))) << asked;
+            EXPECT_EQ(queue.num_pushed(), depth * lap + depth);
+            for (uint64_t i = 0; i < depth; ++i) {
+                ASSERT_NE(queue.front(), nullptr) << asked;
+                EXPECT_EQ(queue.front()->bytes, depth * lap + i) << asked;
+                queue.pop();
+            }
+            EXPECT_EQ(queue.front(), nullptr) << asked;
+        }
     }
 }
 
 // What several threads push comes out whole, once, and of each thread in its order.
-TEST(DescriptorQueue, TakesFromSeveralThreads) {
-    constexpr uint64_t kThreads = 3, kEach = 20'000;
-    DescriptorQueue queue(8);
+void take_from_several_threads(size_t depth) {
+    constexpr uint64_t kThreads = 3, kEach = 10'000;
+    DescriptorQueue queue(depth);
     std::vector<std::thread> threads;
     for (uint64_t thread = 0; thread < kThreads; ++thread) {
         threads.emplace_back([&queue, thread] {
@@ -59,6 +61,9 @@ TEST(DescriptorQueue, TakesFromSeveralThreads) {
         ++popped;
     }
     for (std::thread& thread : threads) thread.join();
+}
+TEST(DescriptorQueue, TakesFromSeveralThreads) {
+    for (const size_t depth : {1, 8}) take_from_several_threads(depth);
 }
 
 }  // namespace
