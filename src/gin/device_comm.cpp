@@ -69,6 +69,11 @@ void check(const crossdockDevCommNeeds& needs) {
     require(needs.connection != 0 || needs.rail_gin_barriers == 0, ncclInvalidArgument,
             "reqs->railGinBarrierCount is {}, expected 0 with NCCL_GIN_CONNECTION_NONE", needs.rail_gin_barriers);
     require_count(needs.list_lsa_barriers, kMaxCount, "resourceRequirementsList's LSA barriers");
+    // A buffer's handle is its offset / 128, in 32 bits.
+    constexpr uint64_t kMostResourceBytes = uint64_t{UINT32_MAX} * 128;
+    require(needs.resource_bytes <= kMostResourceBytes, ncclInvalidArgument,
+            "the buffers of reqs->resourceRequirementsList have {} bytes or more, allowed: at most {}",
+            needs.resource_bytes, kMostResourceBytes);
     require(needs.bad_alignment == 0, ncclInvalidArgument,
             "bufferAlign of a requirement is {}, allowed: powers of two of at most 4096", needs.bad_alignment);
     require(needs.ll_a2a_blocks == 0 && needs.ll_a2a_slots == 0, ncclInvalidArgument,

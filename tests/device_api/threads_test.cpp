@@ -125,6 +125,23 @@ __global__ void signals(ncclDevComm comm, ncclWindow_t window) {
 }
 TEST(DeviceApi, SignalsCountersAndShadows) { expect_success({.ranks = 3}, launching(1, 1, signals)); }
 
+// Counts may have any type, also one that does not hold the sum of count and threads; none or less means nothing.
+__global__ void narrow_counts(ncclDevComm, ncclWindow_t window) {
+    ncclCoopCta block;
+    auto* bytes = static_cast<uint8_t*>(ncclGetLocalPointer(window, 0));
+    for (int i = static_cast<int>(threadIdx.x); i < 512; i += 64) bytes[i] = static_cast<uint8_t>(i % 100);
+    block.sync();
+    ncclLocalReduceSum<uint8_t>(block, 2, bytes, 256, bytes + 512, uint8_t{200});
+    ncclLocalReduceSum<uint8_t>(block, 2, bytes, 256, bytes + 1024, 0);
+    ncclLocalReduceSum<uint8_t>(block, 2, bytes, 256, bytes + 1024, -1);
+    block.sync();
+    for (int i = static_cast<int>(threadIdx.x); i < 256; i += 64) {
+        EXPECT_IN_KERNEL(bytes[512 + i] == (i < 200 ? i % 100 + (i + 256) % 100 : 0));
+        EXPECT_IN_KERNEL(bytes[1024 + i] == 0);
+    }
+}
+TEST(DeviceApi, CountsOfAnyType) { expect_success({.ranks = 1}, launching(1, 64, narrow_counts)); }
+
 // Bad input: each kind ends the kernel with a message that names the value and what is allowed.
 enum Mistake {
     kWindow,
@@ -138,6 +155,7 @@ enum Mistake {
     kBarrier,
     kLsaPeer,
     kBits,
+    kReadBits,
     kMask,
     kGetBytes,
     kGetPeer,
@@ -171,6 +189,9 @@ __global__ void mistaken(ncclDevComm comm, ncclWindow_t window, Mistake mistake)
             return gin.waitCounter(ncclCoopThread(), 2, 1);
         case kBits:
             return gin.waitSignal(ncclCoopThread(), 0, 1, 65);
+        case kReadBits:
+            gin.readSignal(0, 0);
+            return;
         case kBarrier:
             ncclGinBarrierSession<ncclCoopCta>(ncclCoopCta(), gin, ncclTeamTagWorld(), blockIdx.x)
                 .sync(ncclCoopCta(), cuda::memory_order_acq_rel);
@@ -228,6 +249,7 @@ TEST(DeviceApi, BadInputEndsTheKernelWithAMessage) {
         {kBarrier, "barrier 2, but the device communicator has 2 of them"},
         {kLsaPeer, "peer 2 is outside of the LSA team of ranks 0..1"},
         {kBits, "65 bits, allowed: 1..64"},
+        {kReadBits, "a read of a number of bits that is not 1..64 at threads_test.cpp:"},
         {kMask, "expected a mask that includes the calling lane"},
         {kGetBytes, "get at threads_test.cpp:"},
         {kGetBytes, "offset 4096 and 4 bytes, allowed: within the window's 4096 bytes"},
@@ -309,6 +331,20 @@ TEST(DeviceApi, RequirementsAreChecked) {
                   reqs.resourceRequirementsList = &misaligned;
               }).find("bufferAlign of a requirement is 192, allowed: powers of two"),
               std::string::npos);
+    static ncclDevResourceRequirements many[3] = {};
+    for (int i = 0; i < 3; ++i) many[i].next = i < 2 ? &many[i + 1] : nullptr, many[i].ginSignalCount = INT_MAX;
+    const auto of_list = [&] {
+        return create([](Reqs reqs, int) {
+            reqs.resourceRequirementsList = many;
+            reqs.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
+        });
+    };
+    EXPECT_NE(of_list().find("ginSignalCount is 2147483647, allowed: 0..65536"), std::string::npos) << of_list();
+    many[0].ginSignalCount = 5, many[1].ginSignalCount = -3, many[2].ginSignalCount = 0;
+    EXPECT_NE(of_list().find("ginSignalCount is -1, allowed: 0..65536"), std::string::npos) << of_list();
+    many[1].ginSignalCount = 0;
+    for (ncclDevResourceRequirements& each : many) each.bufferSize = SIZE_MAX / 2 + 1;
+    EXPECT_NE(of_list().find("bytes or more, allowed: at most 549755813760"), std::string::npos) << of_list();
     static ncclTeamRequirements too_wide = {nullptr, ncclTeam{3, 0, 1}, true, nullptr};
     EXPECT_NE(create([](Reqs reqs, int) { reqs.teamRequirementsList = &too_wide; }).find("of an LSA team"),
               std::string::npos);

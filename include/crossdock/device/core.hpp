@@ -3,6 +3,10 @@
 // (2.30.7). Functions that take a window in a kernel know the windows of the launch's communicator.
 #pragma once
 
+#include <algorithm>
+#include <climits>
+#include <cstdint>
+
 #include "crossdock.h"
 #include "crossdock/device/words.hpp"
 
@@ -152,6 +156,17 @@ namespace crossdock::device {
 // A buffer alignment that asks for bufferSize LSA barriers instead of a buffer.
 inline constexpr size_t kLsaBarriersInstead = 0xcd0c1b;
 
+// Sums of counts and of bytes that the library refuses if one of them is negative, or all are too much.
+inline int sum_of(int sum, int count) {
+    if (sum < 0 || count < 0) return -1;
+    return count > INT_MAX - sum ? INT_MAX : sum + count;
+}
+inline size_t sum_of(size_t sum, size_t bytes) {
+    constexpr size_t kMost = SIZE_MAX / 4;  // leaves room for alignment
+    return bytes > kMost || sum > kMost - bytes ? kMost : sum + bytes;
+}
+inline int clamped(int64_t count) { return static_cast<int>(std::clamp<int64_t>(count, INT_MIN, INT_MAX)); }
+
 // Where the buffers and numbers of a requirement list begin, of which the sums are what is asked for.
 struct Resources {
     size_t bytes = 0;
@@ -168,12 +183,12 @@ struct Resources {
             if (!is_barrier) bytes = (bytes + align - 1) / align * align;
             take(*each, *this);
             if (is_barrier) {
-                lsa_barriers += static_cast<int>(each->bufferSize);
+                lsa_barriers = sum_of(lsa_barriers, static_cast<int>(each->bufferSize));
             } else {
-                bytes += each->bufferSize;
+                bytes = sum_of(bytes, each->bufferSize);
             }
-            signals += each->ginSignalCount;
-            counters += each->ginCounterCount;
+            signals = sum_of(signals, each->ginSignalCount);
+            counters = sum_of(counters, each->ginCounterCount);
         }
     }
 };
@@ -203,15 +218,16 @@ static inline ncclResult_t ncclDevCommCreate(ncclComm_t comm, const ncclDevCommR
         needs.no_strong_signals = !reqs->ginStrongSignalsRequired;
         needs.no_va_signals = !reqs->ginVaSignalsRequired;
         sums.add(reqs->resourceRequirementsList, [](const auto&, const auto&) {});
-        needs.signals += sums.signals;
-        needs.counters += sums.counters;
+        needs.signals = crossdock::device::sum_of(needs.signals, sums.signals);
+        needs.counters = crossdock::device::sum_of(needs.counters, sums.counters);
         needs.list_lsa_barriers = sums.lsa_barriers;
         needs.resource_bytes = sums.bytes;
         needs.bad_alignment = sums.misaligned == nullptr ? 0 : sums.misaligned->bufferAlign;
         needs.ll_a2a_blocks = reqs->lsaLLA2ABlockCount;
         needs.ll_a2a_slots = reqs->lsaLLA2ASlotCount;
         for (const auto* each = reqs->teamRequirementsList; each != nullptr; each = each->next) {
-            if (each->multimem) needs.max_team = std::max(needs.max_team, each->team.nRanks * each->team.stride);
+            const int64_t span = int64_t{each->team.nRanks} * each->team.stride;
+            if (each->multimem) needs.max_team = std::max(needs.max_team, crossdock::device::clamped(span));
         }
     }
     crossdockDevCommView view = {};
@@ -288,7 +304,8 @@ static inline ncclResult_t ncclGinBarrierCreateRequirement(ncclComm_t, ncclTeam_
     if (outHandle == nullptr || outReq == nullptr || nBarriers < 0) return ncclInvalidArgument;
     *outReq = {};
     *outHandle = {0, nBarriers};
-    outReq->ginSignalCount = 2 * nBarriers * team.nRanks;  // as DeviceComm counts for its own barriers
+    // As DeviceComm counts for its own barriers.
+    outReq->ginSignalCount = crossdock::device::clamped(int64_t{2} * nBarriers * team.nRanks);
     outReq->outGinSignalStart = &outHandle->signal0;
     return ncclSuccess;
 }

@@ -266,7 +266,7 @@ class ncclGin {
 
     uint64_t readCounter(ncclGinCounter_t counter, int bits = 56, cuda::memory_order ord = cuda::memory_order_acquire,
                          Location location = Location::current()) const {
-        return low_bits(read(slot(true, counter), ord, location), bits);
+        return read(slot(true, counter), bits, ord, location);
     }
     template <typename Coop>
     void waitCounter(Coop coop, ncclGinCounter_t counter, uint64_t least, int bits = 56,
@@ -280,7 +280,7 @@ class ncclGin {
 
     uint64_t readSignal(ncclGinSignal_t signal, int bits = 64, cuda::memory_order ord = cuda::memory_order_acquire,
                         Location location = Location::current()) const {
-        return low_bits(read(slot(false, signal), ord, location), bits);
+        return read(slot(false, signal), bits, ord, location);
     }
     // Until the signal, of which `bits` bits count, has reached `least`.
     template <typename Coop>
@@ -293,7 +293,7 @@ class ncclGin {
     uint64_t readSignal(ncclWindow_t signalWindow, size_t signalOffset, int bits = 64,
                         cuda::memory_order ord = cuda::memory_order_acquire,
                         Location location = Location::current()) const {
-        return low_bits(read(slot(signalWindow, signalOffset), ord, location), bits);
+        return read(slot(signalWindow, signalOffset), bits, ord, location);
     }
     template <typename Coop>
     void waitSignal(Coop coop, ncclWindow_t signalWindow, size_t signalOffset, uint64_t least, int bits = 64,
@@ -318,7 +318,7 @@ class ncclGin {
         uint64_t* shadow = getSignalShadowPtr(signal, location);
         const uint64_t old_value = *shadow;
         wait_for(coop, slot(false, signal), old_value + leastDelta, bits, ord, location);
-        const uint64_t new_value = read(slot(false, signal), ord, location);
+        const uint64_t new_value = read(slot(false, signal), 64, ord, location);
         coop.sync();
         if (coop.thread_rank() == 0) *shadow = new_value;
         coop.sync();
@@ -364,8 +364,12 @@ class ncclGin {
         if (coop.thread_rank() == 0) crossdockGinPut(&put);
         coop.sync();
     }
-    static uint64_t read(crossdockSlot slot, cuda::memory_order ord, Location location) {
-        return crossdockGinRead(slot, crossdock::device::acquires(ord), crossdock::device::where(location));
+    static uint64_t read(crossdockSlot slot, int bits, cuda::memory_order ord, Location location) {
+        if (bits < 1 || bits > 64) {
+            crossdockTrap("a read of a number of bits that is not 1..64", crossdock::device::where(location));
+        }
+        return low_bits(crossdockGinRead(slot, crossdock::device::acquires(ord), crossdock::device::where(location)),
+                        bits);
     }
     template <typename Coop>
     static void wait_for(Coop coop, crossdockSlot slot, uint64_t least, int bits, cuda::memory_order ord,

@@ -19,7 +19,9 @@ struct Sum {
 template <typename T, typename Coop, typename Source, typename Target, typename Reduce, std::integral IntCount>
 void reduce_copy(Coop coop, Source source, int num_sources, Target target, int num_targets, const Reduce& reduce,
                  IntCount count) {
-    for (IntCount i = static_cast<IntCount>(coop.thread_rank()); i < count; i += static_cast<IntCount>(coop.size())) {
+    // Not of the count's type, which may not hold the group's size or the index behind the last element.
+    const uint64_t end = count > 0 ? static_cast<uint64_t>(count) : 0;
+    for (auto i = static_cast<uint64_t>(coop.thread_rank()); i < end; i += static_cast<uint64_t>(coop.size())) {
         T value = source(0)[i];
         for (int k = 1; k < num_sources; ++k) value = reduce(value, static_cast<const T&>(source(k)[i]));
         for (int j = 0; j < num_targets; ++j) target(j)[i] = value;
