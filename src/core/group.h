@@ -57,7 +57,8 @@ class Group {
 
     uint64_t add_handle(Handle* handle);  // returns its number, from 1
     void remove_handle(Handle* handle);
-    // The next number of an update, from 1: unique among the updates of a group's handles.
+    // The next number of an update, from 1, by which a handle knows the total of its latest update from that of the one
+    // before. Numbers repeat after 2^32 - 1 updates of the group: these two would have to be exactly that far apart.
     uint32_t next_update() { return ++num_updates_ != 0 ? num_updates_ : ++num_updates_; }
     // If operations may still be queued, memory of the caller's allocator waits for the next call.
     void give_back(DeviceMemory memory, bool is_in_graphs);
@@ -78,7 +79,8 @@ class Group {
     void mask_query(int* mask_status, cudaStream_t stream);
     void mask_update(const int* mask, cudaStream_t stream);
     void mask_clean(cudaStream_t stream);
-    uint32_t num_cleans() const { return num_cleans_; }
+    // Never UINT32_MAX, which handles take for any.
+    uint32_t num_cleans() const { return static_cast<uint32_t>(num_cleans_ % UINT32_MAX); }
     int async_error() const;
     void clear_error();
 
@@ -108,7 +110,7 @@ class Group {
     HandleMemory handle_memory_;
     uint64_t num_handles_ever_ = 0;
     uint32_t num_updates_ = 0;
-    uint32_t num_cleans_ = 0;
+    uint64_t num_cleans_ = 0;
     size_t shared_bytes_limit_ = SIZE_MAX;
     int last_combine_warps_ = 0;
     bool is_destroyed_ = false;

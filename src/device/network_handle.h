@@ -9,8 +9,8 @@ namespace crossdock {
 // What a rank has posted to a peer, and the lock for posting.
 struct PostQueue {
     uint32_t turn;     // 1: taken by a thread
-    uint32_t posted;   // messages
-    uint32_t drained;  // the sources of this many of them may be overwritten
+    uint32_t posted;   // messages; the count wraps around
+    uint32_t drained;  // the sources of this many of them may be overwritten; at most an operation's behind
     uint32_t reserved;
 };
 

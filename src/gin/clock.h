@@ -11,7 +11,7 @@ namespace crossdock::gin {
 
 class Clock {
   public:
-    uint32_t of_thread(uint32_t thread) const { return thread < threads_.size() ? threads_[thread] : 0; }
+    uint64_t of_thread(uint32_t thread) const { return thread < threads_.size() ? threads_[thread] : 0; }
     // Advances the thread's own time: holders of an earlier copy of this clock do not know what it does next.
     void tick(uint32_t thread) {
         if (threads_.size() <= thread) threads_.resize(thread + 1);
@@ -37,8 +37,8 @@ class Clock {
     }
     bool has(uint64_t bit) const { return bit / 64 < puts_.size() && (puts_[bit / 64] >> bit % 64 & 1) != 0; }
 
-    std::vector<uint32_t> threads_;
-    std::vector<uint64_t> puts_;  // two bits each: read, landed
+    std::vector<uint64_t> threads_;  // times; they do not wrap around
+    std::vector<uint64_t> puts_;     // two bits each: read, landed
 };
 
 }  // namespace crossdock::gin

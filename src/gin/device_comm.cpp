@@ -149,7 +149,7 @@ DeviceComm::DeviceComm(std::shared_ptr<cpu::CpuCommunicator> its_communicator, c
                          static_cast<size_t>(view.lsa_size);
     shadows_.resize(first_counter());
     epochs_.resize(inboxes);
-    memory_ = communicator->allocate_symmetric(8 * first_inbox() + 4 * inboxes + 8, cpu::join_timeout_ns());
+    memory_ = communicator->allocate_symmetric(8 * (first_inbox() + inboxes + 1), cpu::join_timeout_ns());
     if (cpu::Scheduler* scheduler = communicator->runtime().cpu_executor()->scheduler()) {
         simulated = SimulatedGin::of(*scheduler);
         return;
@@ -185,8 +185,8 @@ uint64_t* DeviceComm::counter(int context, uint32_t counter, const Caller& calle
            static_cast<size_t>(context) * counters_per_context_ + counter;
 }
 
-uint32_t* DeviceComm::lsa_inbox(int owner, uint32_t barrier, int from) const {
-    return reinterpret_cast<uint32_t*>(reinterpret_cast<uint64_t*>(memory_->peers.at(owner, 0)) + first_inbox()) +
+uint64_t* DeviceComm::lsa_inbox(int owner, uint32_t barrier, int from) const {
+    return reinterpret_cast<uint64_t*>(memory_->peers.at(owner, 0)) + first_inbox() +
            barrier * static_cast<size_t>(view.lsa_size) + static_cast<size_t>(from);
 }
 

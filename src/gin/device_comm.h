@@ -43,11 +43,11 @@ class DeviceComm {
     }
     cpu::RemoteMemory* remote() const { return memory_->remote; }
     // The word of a barrier at the communicator's rank `owner` that LSA rank `from` writes.
-    uint32_t* lsa_inbox(int owner, uint32_t barrier, int from) const;
+    uint64_t* lsa_inbox(int owner, uint32_t barrier, int from) const;
 
-    // How often a barrier has signalled an LSA rank, and has waited for it.
+    // How often a barrier has signalled an LSA rank, and has waited for it. 64 bits, which no program counts through.
     struct LsaEpochs {
-        uint32_t told = 0, awaited = 0;
+        uint64_t told = 0, awaited = 0;
     };
     LsaEpochs& lsa_epochs(uint32_t barrier, int peer);
 

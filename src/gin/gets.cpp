@@ -11,14 +11,15 @@ using namespace crossdock::gin;
 
 namespace {
 
-// A request's first word outside of the simulation: the number of posted operations, above the bits of
-// the peer's rank.
-constexpr int kRankBits = 16;
+// A request's first word outside of the simulation: the number of operations posted to the peer. Its second word: the
+// peer's rank, below bits that identify the device communicator and context, which detects requests of another context
+// and those that flushAsync has not made.
+constexpr int kRankBits = 24, kContextBits = 8;
+constexpr uint64_t kRankMask = (1 << kRankBits) - 1;
 
-// A request's second word identifies the device communicator and context, which detects requests of another context and
-// those that flushAsync has not made.
-uint64_t mark_of(uint64_t dev_comm, int context) {
-    return (dev_comm << 16 | static_cast<uint64_t>(context)) ^ 0xc0d0'c0c4'0000'0000;
+uint64_t mark_of(uint64_t dev_comm, int context, uint64_t rank) {
+    const uint64_t place = dev_comm << kContextBits | static_cast<uint64_t>(context);
+    return (place ^ 0xc0d0'c0c4) << kRankBits | rank;
 }
 
 }  // namespace
@@ -77,19 +78,18 @@ void crossdockGinFlushAsync(uint64_t dev_comm, int context, crossdockTeam team, 
     DeviceComm& comm = open_context(thread, dev_comm, context, where);
     const int rank = world_rank(thread, comm, team, peer, "flushAsync", where);
     thread.made_progress();
-    request[0] = comm.simulated == nullptr
-                     ? comm.outbox->num_posted(context, rank) << kRankBits | static_cast<uint64_t>(rank)
-                     : comm.simulated->request_flush(thread.clock, dev_comm, context, rank);
-    request[1] = mark_of(dev_comm, context);
+    request[0] = comm.simulated == nullptr ? comm.outbox->num_posted(context, rank)
+                                           : comm.simulated->request_flush(thread.clock, dev_comm, context, rank);
+    request[1] = mark_of(dev_comm, context, static_cast<uint64_t>(rank));
 }
 
 void crossdockGinWaitRequest(uint64_t dev_comm, int context, const uint64_t* request, bool acquires,
                              crossdockWhere where) {
     KernelThread& thread = KernelThread::current();
     DeviceComm& comm = open_context(thread, dev_comm, context, where);
-    const int rank = static_cast<int>(request[0] & ((1u << kRankBits) - 1));
-    const uint64_t number = request[0] >> kRankBits;
-    bool is_known = request[1] == mark_of(dev_comm, context);
+    const int rank = static_cast<int>(request[1] & kRankMask);
+    const uint64_t number = request[0];
+    bool is_known = request[1] == mark_of(dev_comm, context, request[1] & kRankMask);
     if (is_known && comm.simulated == nullptr) {
         is_known = rank < comm.view.num_ranks && number <= comm.outbox->num_posted(context, rank);
     } else if (is_known) {

@@ -14,9 +14,9 @@ namespace {
 thread_local KernelThread* t_running = nullptr;
 
 // After this many consecutive polls a loop counts as waiting.
-constexpr int kFreePolls = 4;
+constexpr uint64_t kFreePolls = 4;
 // The simulation ends a polling loop after this many pauses, since its clock jumps.
-constexpr int kMaxPauses = 100'000;
+constexpr uint64_t kMaxPauses = 100'000;
 
 }  // namespace
 

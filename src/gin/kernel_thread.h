@@ -123,7 +123,7 @@ class KernelThread {
     crossdockThread view_;
     Block* block_;
     Who who_;
-    int num_polls_ = 0;
+    uint64_t num_polls_ = 0;  // in a row; a loop may go on for days
     uint64_t first_poll_ns_ = 0;
 };
 

@@ -369,7 +369,7 @@ void crossdockLsaArrive(const crossdockBarrierUse* use, int peer, bool releases,
             comm.view.lsa_size);
     const uint32_t barrier = use->handle + use->index;
     const int owner = comm.view.rank - comm.view.lsa_rank + peer;
-    uint32_t* inbox = comm.lsa_inbox(owner, barrier, comm.view.lsa_rank);
+    uint64_t* inbox = comm.lsa_inbox(owner, barrier, comm.view.lsa_rank);
     if (comm.simulated != nullptr) {
         thread.scheduling_point();
         comm.simulated->races().atomics[inbox].join(releases ? thread.clock : thread.fenced);
@@ -389,13 +389,13 @@ bool crossdockLsaWaitUntil(const crossdockBarrierUse* use, int peer, bool acquir
     KernelThread& thread = KernelThread::current();
     DeviceComm& comm = gin::find_device_comm(use->dev_comm);
     const uint32_t barrier = use->handle + use->index;
-    const uint32_t* inbox = comm.lsa_inbox(comm.view.rank, barrier, peer);
-    const uint32_t least = comm.lsa_epochs(barrier, peer).awaited + 1;
-    uint32_t seen = 0;
+    const uint64_t* inbox = comm.lsa_inbox(comm.view.rank, barrier, peer);
+    const uint64_t least = comm.lsa_epochs(barrier, peer).awaited + 1;
+    uint64_t seen = 0;
     const bool has_come = thread.wait_until(
         [&] {
             seen = __atomic_load_n(inbox, __ATOMIC_ACQUIRE);
-            return static_cast<int32_t>(seen - least) >= 0;
+            return seen >= least;
         },
         deadline_ns,
         [&] {

@@ -69,7 +69,7 @@ class RaceDetector {
         Kind kind;
         Transfer by;
         uint64_t number;  // thread or put
-        uint32_t time;    // of the thread
+        uint64_t time;    // of the thread
         const void* instruction;
     };
     struct Byte {

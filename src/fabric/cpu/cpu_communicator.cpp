@@ -22,8 +22,9 @@ constexpr uint64_t kDefaultJoinTimeoutNs = 60'000'000'000;
 constexpr uint64_t kDefaultNetworkTimeoutNs = 100'000'000'000;
 constexpr uint64_t kLivenessIntervalNs = 10'000'000;
 
-// A post's number is (call, chunk), so that a call that failed half-way does not shift later numbers.
-constexpr int kChunkBits = 32;
+// A post's number is (call, chunk), so that a call that failed half-way does not shift later numbers. A call of more
+// chunks counts as several. No program makes 2^48 calls.
+constexpr int kChunkBits = 16;
 
 std::atomic<uint64_t> g_num_window_changes{0};
 
@@ -60,6 +61,7 @@ void CpuCommunicator::all_gather(const void* own, void* all, size_t bytes, const
     const uint64_t start_ns = executor_->now_ns();
     const uint64_t deadline_ns = saturating_add(start_ns, timeout_ns);
     uint64_t number = ++num_calls_ << kChunkBits;
+    num_calls_ += bytes / kPostBytes >> kChunkBits;
     size_t at = 0;
     do {
         const size_t chunk_bytes = std::min(bytes - at, kPostBytes);
