@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launches users' kernels, written against NCCL's Device API.
+#include <algorithm>
 #include <cstring>
 
 #include "core/boundary.h"
@@ -8,6 +9,7 @@
 #include "fabric/communicator.h"
 #include "gin/kernel_thread.h"
 #include "runtime/cpu/idle_backoff.h"
+#include "runtime/cpu/stack_overflow.h"
 
 using namespace crossdock;
 
@@ -16,6 +18,8 @@ namespace {
 constexpr unsigned kMaxThreads = 1024;  // of a block
 constexpr unsigned kMaxBlocks = 65'535;
 constexpr uint64_t kDefaultTimeoutNs = 60'000'000'000;
+constexpr uint64_t kDefaultStackKib = 1024;  // twice the local memory of a GPU's thread
+constexpr uint64_t kMaxStackKib = 1 << 20;
 constexpr int kStaleByte = 0xcd;  // a GPU's shared memory is not zeroed either
 
 unsigned product(const unsigned (&size)[3], unsigned max, const char* what) {
@@ -29,6 +33,18 @@ void place(unsigned (&index)[3], const unsigned (&size)[3], unsigned linear) {
     index[0] = linear % size[0];
     index[1] = linear / size[0] % size[1];
     index[2] = linear / size[0] / size[1];
+}
+
+size_t describe_overflow(char* text, size_t bytes, size_t stack_bytes) {
+    const gin::KernelThread* thread = gin::KernelThread::current_or_null();
+    if (thread == nullptr) return 0;
+    const gin::Who& who = thread->who();
+    const auto written =
+        fmt::format_to_n(text, bytes,
+                         "rank {}, block {}, thread {} of a kernel needs more than the {} KiB of its stack; raise "
+                         "CROSSDOCK_GIN_STACK_KIB",
+                         who.rank, who.block, who.thread, stack_bytes >> 10);
+    return std::min(written.size, bytes);
 }
 
 }  // namespace
@@ -61,7 +77,10 @@ ncclResult_t crossdockLaunchKernel(ncclComm_t comm, const crossdockLaunchArgumen
         shape.num_blocks = static_cast<int>(num_blocks);
         shape.warps_per_block = static_cast<int>(num_threads);
         shape.is_users = true;
+        shape.stack_bytes = environment_number("CROSSDOCK_GIN_STACK_KIB", kMaxStackKib, warn).value_or(kDefaultStackKib)
+                            << 10;
         shape.shared_bytes = arguments->dynamic_shared_bytes + 16;
+        cpu::report_stack_overflows(describe_overflow);
         // The __shared__ variables in place are invalid once the blocks are gone.
         struct Taken {
             void (*enter)(const crossdockThread*);

@@ -25,6 +25,7 @@ struct LaunchShape {
     bool streams_rows = false;       // CPUs: asynchronous copies bypass the caches
     int unused_blocks = 0;           // GPUs: leading blocks that return at once
     bool is_users = false;           // CPUs: a user's kernel, checked by gin/race_detector.h
+    size_t stack_bytes = 0;          // CPUs: of each warp; 0: enough for Crossdock's own kernels
 };
 
 // Keeps a group's operations in issue order when the caller changes streams between them. Kernels of one group never

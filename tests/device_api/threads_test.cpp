@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // NCCL's Device API over threads: what each call does, and that bad input ends a kernel with a message.
 #include <gtest/gtest.h>
+#include <signal.h>
+
+#include <fstream>
 
 #include "ways.h"
 
@@ -141,6 +144,91 @@ __global__ void narrow_counts(ncclDevComm, ncclWindow_t window) {
     }
 }
 TEST(DeviceApi, CountsOfAnyType) { expect_success({.ranks = 1}, launching(1, 64, narrow_counts)); }
+
+// A frame of that many bytes, of which the far end is touched first.
+template <size_t kBytes>
+__global__ void large_frame(ncclDevComm, ncclWindow_t) {
+    volatile char frame[kBytes];
+    frame[0] = 7;
+    __syncthreads();
+    EXPECT_IN_KERNEL(frame[0] == 7);
+}
+int depth_of(volatile int* depth) {
+    *depth = *depth + 1;
+    return *depth > 0 ? depth_of(depth) + *depth : 0;
+}
+__global__ void endless_recursion(ncclDevComm, ncclWindow_t) {
+    volatile int depth = 0;
+    if (threadIdx.x + 1 == blockDim.x) depth_of(&depth);
+}
+
+// What a GPU's thread may have as local memory, 512 KiB, fits, and CROSSDOCK_GIN_STACK_KIB makes room for more.
+TEST(DeviceApi, LargeFramesFit) {
+    for (const unsigned threads : {1, 3}) {
+        expect_success({.ranks = 1}, launching(2, threads, large_frame<(512 << 10)>));
+        setenv("CROSSDOCK_GIN_STACK_KIB", "4096", 1);
+        expect_success({.ranks = 1}, launching(2, threads, large_frame<(3 << 20)>));
+        unsetenv("CROSSDOCK_GIN_STACK_KIB");
+    }
+}
+
+// A thread that needs more ends the process with a message, however far it jumps, and writes to no other's stack.
+TEST(DeviceApiDeathTest, AStackThatOverflowsIsNamed) {
+    const auto message = [](unsigned last_thread) {
+        return "stack overflow at .*: rank 0, block [01], thread [0-" + std::to_string(last_thread) +
+               "] of a kernel needs more than the 1024 KiB of its stack; raise CROSSDOCK_GIN_STACK_KIB";
+    };
+    for (const unsigned threads : {1u, 3u}) {
+        for (const Body& body :
+             {launching(2, threads, large_frame<(1100 << 10)>), launching(2, threads, large_frame<(8 << 20)>),
+              launching(2, threads, endless_recursion)}) {
+            EXPECT_DEATH(on_threads({.ranks = 1}, body), message(threads - 1));
+        }
+    }
+    EXPECT_DEATH(in_simulation({.ranks = 1}, 1, launching(2, 3, endless_recursion)), message(2));
+    EXPECT_DEATH(in_simulation({.ranks = 1}, 1,
+                               [](TestRank&) {
+                                   volatile int depth = 0;
+                                   return depth_of(&depth) == 1 ? ncclSuccess : ncclInternalError;
+                               }),
+                 "stack overflow at .*: a rank's program in the simulation");
+}
+
+// The program's own handler of faults goes on after the message, and alone after other faults.
+TEST(DeviceApiDeathTest, AProgramsHandlerGoesOn) {
+    const auto set_handler = [] {
+        struct sigaction own = {};
+        own.sa_handler = [](int) {
+            [[maybe_unused]] const auto written = write(STDERR_FILENO, "then this", 9);
+            _exit(3);
+        };
+        sigaction(SIGSEGV, &own, nullptr);
+    };
+    const testing::ExitedWithCode by_handler(3);
+    EXPECT_EXIT((set_handler(), on_threads({.ranks = 1}, launching(1, 3, endless_recursion))), by_handler,
+                "stack overflow at .*\nthen this");
+    EXPECT_EXIT((set_handler(), on_threads({.ranks = 1}, launching(
+                                                             1, 3,
+                                                             +[](ncclDevComm, ncclWindow_t) {
+                                                                 volatile int* nowhere = nullptr;
+                                                                 *nowhere = 1;
+                                                             }))),
+                by_handler, "^then this");
+}
+
+// More threads than the system allows stacks for: the message has the limit and the way to raise it, and the process
+// can go on.
+TEST(DeviceApi, TooManyThreadsNameTheLimit) {
+    long most = 0;
+    std::ifstream("/proc/sys/vm/max_map_count") >> most;
+    if (most > 150'000) GTEST_SKIP() << "vm.max_map_count is " << most;
+    const auto kernel = +[](ncclDevComm, ncclWindow_t) {};
+    const std::string failure = on_threads({.ranks = 1}, launching(100, 1000, kernel));
+    EXPECT_NE(failure.find("memory mappings, allowed: " + std::to_string(most) + " (vm.max_map_count)"),
+              std::string::npos)
+        << failure;
+    EXPECT_EQ(on_threads({.ranks = 1}, launching(2, 100, kernel)), "");
+}
 
 // Bad input: each kind ends the kernel with a message that names the value and what is allowed.
 enum Mistake {

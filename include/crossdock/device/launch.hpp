@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // crossdockLaunch: a plain launch under nvcc; under g++ the kernel runs in the caller's thread, on the communicator's
 // executor, and has ended when the call returns. Then what went wrong in it is the result, with a message for
-// crossdockGetLastError. Blocks have at most 1024 threads, each with a stack of 256 KiB.
+// crossdockGetLastError. Blocks have at most 1024 threads, each with a stack of CROSSDOCK_GIN_STACK_KIB (1024). A
+// thread that needs more ends the process by SIGSEGV, after a message that names it.
 #pragma once
 
 #include <tuple>

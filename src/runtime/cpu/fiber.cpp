@@ -16,6 +16,12 @@ using boost::context::detail::jump_fcontext;
 using boost::context::detail::make_fcontext;
 using boost::context::detail::transfer_t;
 
+namespace {
+
+thread_local const Fiber* t_running = nullptr;
+
+}  // namespace
+
 struct FiberEntry {
     static void enter(transfer_t from) {
         auto* fiber = static_cast<Fiber*>(from.data);
@@ -37,6 +43,13 @@ Fiber::~Fiber() {
     release_stack(stack_, stack_bytes_);
 }
 
+const Fiber* Fiber::running() { return t_running; }
+
+bool Fiber::is_in_guard(const void* address) const {
+    const auto* place = static_cast<const std::byte*>(address);
+    return place < stack_ && place >= stack_ - kGuardBytes;
+}
+
 void Fiber::start(void (*body)(void*), void* argument) {
     assert(finished_);
     body_ = body;
@@ -52,12 +65,14 @@ void Fiber::resume() {
     std::memcpy(&caller_state, globals, sizeof(ExceptionState));
     std::memcpy(globals, &exception_state_, sizeof(ExceptionState));
 
+    const Fiber* caller = std::exchange(t_running, this);
     void* caller_fake_stack = nullptr;
     tsan_caller_ = sanitizer::current_fiber();
     sanitizer::start_switch(&caller_fake_stack, stack_, stack_bytes_);
     sanitizer::switch_to_fiber(tsan_fiber_);
     context_ = jump_fcontext(context_, this).fctx;
     sanitizer::finish_switch(caller_fake_stack, nullptr, nullptr);
+    t_running = caller;
 
     std::memcpy(&exception_state_, globals, sizeof(ExceptionState));
     std::memcpy(globals, &caller_state, sizeof(ExceptionState));

@@ -10,12 +10,12 @@
 
 namespace crossdock::cpu {
 
-inline constexpr size_t kWarpStackBytes = 256 << 10;
+inline constexpr size_t kWarpStackBytes = 256 << 10;   // of Crossdock's own kernels
 inline constexpr size_t kProgramStackBytes = 1 << 20;  // for a rank's whole program
 
 class Fiber {
   public:
-    // Takes a stack with a guard page below it from the thread's pool. Throws ncclSystemError if there is no memory.
+    // Takes a stack with a guard below it from the thread's pool. Throws ncclSystemError if there is no memory.
     explicit Fiber(size_t stack_bytes);
     // The body must have returned, or never have started: its stack is not unwound.
     ~Fiber();
@@ -33,6 +33,11 @@ class Fiber {
     void suspend();
 
     bool is_finished() const { return finished_; }
+    size_t stack_bytes() const { return stack_bytes_; }
+    bool is_in_guard(const void* address) const;
+
+    // The fiber whose body runs in the calling thread; null: none.
+    static const Fiber* running();
 
     // Returns the exception that the body threw, once; null: none.
     std::exception_ptr take_exception();

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/cpu/fiber_stack.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <vector>
 
 #include "core/error.h"
@@ -13,7 +17,6 @@
 namespace crossdock::cpu {
 namespace {
 
-constexpr size_t kGuardBytes = 4096;
 constexpr size_t kMaxPooled = 512;  // per thread; others are unmapped
 
 struct PooledStack {
@@ -40,6 +43,38 @@ Pool& pool() {
     return t_pool;
 }
 
+// Without allocating much: the process may be at its limit. 0: unknown.
+uint64_t num_mappings() {
+    const int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    uint64_t count = 0;
+    char text[4096];
+    for (ssize_t bytes; (bytes = read(fd, text, sizeof(text))) > 0;) {
+        count += static_cast<uint64_t>(std::count(text, text + bytes, '\n'));
+    }
+    close(fd);
+    return count;
+}
+uint64_t max_mappings() {
+    uint64_t most = 0;
+    std::ifstream("/proc/sys/vm/max_map_count") >> most;
+    return most;
+}
+
+[[noreturn]] void fail_for_want_of_memory(size_t stack_bytes, int reason) {
+    constexpr uint64_t kOfOthers = 64;  // mappings that may have gone since
+    const uint64_t most = max_mappings(), present = num_mappings();
+    require(reason != ENOMEM || most == 0 || present + kOfOthers < most, ncclSystemError,
+            "no mapping for the stack of one more thread or warp: the process has {} memory mappings, allowed: {} "
+            "(vm.max_map_count), and each stack takes two; launch fewer at once, or raise it: "
+            "sysctl -w vm.max_map_count={}",
+            present, most, 16 * most);
+    fail(ncclSystemError,
+         "no memory for a stack of {} bytes with a guard of {} MiB: {}; if the address space is limited (ulimit -v), "
+         "raise the limit",
+         stack_bytes, kGuardBytes >> 20, std::strerror(reason));
+}
+
 }  // namespace
 
 std::byte* acquire_stack(size_t stack_bytes) {
@@ -53,16 +88,16 @@ std::byte* acquire_stack(size_t stack_bytes) {
             return stack;
         }
     }
-    void* mapped = mmap(nullptr, stack_bytes + kGuardBytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK | MAP_NORESERVE, -1, 0);
-    require(mapped != MAP_FAILED, ncclSystemError, "no memory for a fiber's stack of {} bytes: {}", stack_bytes,
-            std::strerror(errno));
-    if (mprotect(mapped, kGuardBytes, PROT_NONE) != 0) {
+    const size_t bytes = stack_bytes + kGuardBytes;
+    void* mapped = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) fail_for_want_of_memory(stack_bytes, errno);
+    std::byte* stack = static_cast<std::byte*>(mapped) + kGuardBytes;
+    if (mprotect(stack, stack_bytes, PROT_READ | PROT_WRITE) != 0) {
         const int reason = errno;
-        munmap(mapped, stack_bytes + kGuardBytes);
-        fail(ncclSystemError, "no guard page for a fiber's stack: {}", std::strerror(reason));
+        munmap(mapped, bytes);
+        fail_for_want_of_memory(stack_bytes, reason);
     }
-    return static_cast<std::byte*>(mapped) + kGuardBytes;
+    return stack;
 }
 
 void release_stack(std::byte* stack, size_t stack_bytes) noexcept {

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stacks of fibers: mapped memory with a guard page below, so that an overflow faults instead of corrupting memory.
+// Stacks of fibers: mapped memory with a guard below, so that an overflow faults instead of corrupting memory.
+// Compilers touch a large frame anywhere, so the guard must be larger than any frame. It takes only addresses.
 #pragma once
 
 #include <cstddef>
 
 namespace crossdock::cpu {
 
+inline constexpr size_t kGuardBytes = 16 << 20;  // a GPU's threads have at most 512 KiB of local memory
+
 // Returns the lowest usable byte of a stack of at least stack_bytes (rounded up to pages). Reuses stacks that this
-// thread released. Throws ncclSystemError if there is no memory.
+// thread released. Throws ncclSystemError if there is no memory, or too many mappings: each stack takes two.
 std::byte* acquire_stack(size_t stack_bytes);
 void release_stack(std::byte* stack, size_t stack_bytes) noexcept;
 

@@ -165,7 +165,9 @@ struct LaunchMemory {
         const size_t num_warps = num_blocks * static_cast<size_t>(shape.warps_per_block);
         warps.assign(num_warps, LocalWarp());
         blocks.assign(num_blocks, Block());
-        while (num_warps > 1 && fibers.size() < num_warps) fibers.push_back(std::make_unique<Fiber>(kWarpStackBytes));
+        // A user's only thread is a fiber, too: its stack has the size and the guard of the others.
+        const bool has_fibers = num_warps > 1 || shape.is_users;
+        if (has_fibers) make_fibers(num_warps, shape.stack_bytes == 0 ? kWarpStackBytes : shape.stack_bytes);
         if (shared.size() < num_blocks) shared.resize(num_blocks);
         for (size_t block_idx = 0; block_idx < num_blocks; ++block_idx) {
             if (shared[block_idx].bytes() < shape.shared_bytes) {
@@ -181,10 +183,30 @@ struct LaunchMemory {
             warp.num_warps = shape.warps_per_block;
             warp.shared_memory = shared[static_cast<size_t>(warp.block_idx)].data();
             warp.block = &blocks[static_cast<size_t>(warp.block_idx)];
-            if (num_warps > 1) {
+            if (has_fibers) {
                 warp.fiber = fibers[i].get();
                 warp.fiber->start([](void* self) { static_cast<LocalWarp*>(self)->run(); }, &warp);
             }
+        }
+    }
+
+  private:
+    void make_fibers(size_t count, size_t stack_bytes) {
+        const size_t num_before = fibers.size();
+        try {
+            for (size_t i = 0; i < count; ++i) {
+                if (i < fibers.size() && fibers[i]->stack_bytes() >= stack_bytes) continue;
+                auto fiber = std::make_unique<Fiber>(stack_bytes);
+                if (i == fibers.size()) {
+                    fibers.push_back(std::move(fiber));
+                } else {
+                    fibers[i] = std::move(fiber);
+                }
+            }
+        } catch (const Error&) {
+            // The process has hardly any mappings left, which others need.
+            fibers.resize(std::min(num_before, fibers.size()));
+            throw;
         }
     }
 };
@@ -250,7 +272,7 @@ void LocalExecutor::run(const LaunchShape& shape, const std::function<void(Warp&
     struct ClearRunning {
         ~ClearRunning() { Warp::set_running(nullptr); }
     } at_the_end;
-    if (memory.warps.size() == 1) {
+    if (memory.warps.front().fiber == nullptr) {
         Warp::set_running(&memory.warps.front());
         kernel(memory.warps.front());
     } else if (auto cause = run_fibers(launch, memory.warps)) {

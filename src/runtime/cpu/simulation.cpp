@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "runtime/cpu/stack_overflow.h"
 #include "runtime/cpu/zeroed_memory.h"
 
 namespace crossdock::cpu {
@@ -206,9 +207,10 @@ class SimulatedExecutor final : public Executor {
         }
         std::vector<Task*> tasks;
         tasks.reserve(warps.size());
-        scheduler_->reserve(warps.size(), kWarpStackBytes);
+        const size_t stack_bytes = shape.stack_bytes == 0 ? kWarpStackBytes : shape.stack_bytes;
+        scheduler_->reserve(warps.size(), stack_bytes);
         for (SimulatedWarp& warp : warps) {
-            tasks.push_back(&scheduler_->spawn(rank_, kWarpStackBytes, &SimulatedWarp::run, &warp));
+            tasks.push_back(&scheduler_->spawn(rank_, stack_bytes, &SimulatedWarp::run, &warp));
             warp.assign(*tasks.back());
         }
         release(&launch);
@@ -268,6 +270,7 @@ Simulation::~Simulation() = default;
 Executor& Simulation::executor(int rank) { return *executors_[static_cast<size_t>(rank)]; }
 
 void Simulation::run(const std::function<void(int)>& program) {
+    report_stack_overflows(nullptr);
     std::vector<Program> programs;
     for (int rank = 0; rank < static_cast<int>(executors_.size()); ++rank) programs.push_back({&program, rank});
     std::vector<Task*> tasks;
