@@ -211,26 +211,34 @@ __global__ void resources(ncclDevComm comm, ncclWindow_t window, ncclDevResource
 struct Triple {
     int a, b, c;
 };
-// Small all-to-alls without barriers, by the threads of a block.
-__global__ void small_all_to_alls(ncclDevComm comm, ncclWindow_t, ncclLLA2AHandle handle) {
+// Small all-to-alls without barriers, by the threads of a block. The first one's epoch is written to where NCCL keeps
+// it, less 2.
+__global__ void small_all_to_alls(ncclDevComm comm, ncclWindow_t, ncclLLA2AHandle handle, uint32_t first_epoch) {
     ncclCoopCta block;
     const ncclTeam lsa = ncclTeamLsa(comm);
+    auto* words = static_cast<uint32_t*>(ncclGetResourceBufferLocalPointer(comm, handle.bufHandle));
+    if (threadIdx.x == 0) words[4 * blockIdx.x * (1 + 2 * handle.nSlots)] = first_epoch - 2;
+    block.sync();
+    const int elements = 4 * lsa.nRanks;
     for (int session = 0; session < 2; ++session) {
-        ncclLLA2ASession<ncclCoopCta> a2a(block, comm, lsa, handle, blockIdx.x, 2 * lsa.nRanks);
+        ncclLLA2ASession<ncclCoopCta> a2a(block, comm, lsa, handle, blockIdx.x, elements);
         for (int round = 0; round < 3; ++round) {
             for (int i = static_cast<int>(threadIdx.x); i < lsa.nRanks; i += static_cast<int>(blockDim.x)) {
-                a2a.send(i, lsa.rank, Triple{100 * round + 10 * lsa.rank + i, round, 7});
+                a2a.send(i, round * lsa.nRanks + lsa.rank, Triple{100 * round + 10 * lsa.rank + i, round, 7});
             }
-            if (threadIdx.x == 0) a2a.bcast(lsa.nRanks + lsa.rank, 5 + lsa.rank);
+            if (threadIdx.x == 0) a2a.bcast(3 * lsa.nRanks + lsa.rank, 5 + lsa.rank);
             for (int i = static_cast<int>(threadIdx.x); i < lsa.nRanks; i += static_cast<int>(blockDim.x)) {
-                const Triple got = a2a.recv<Triple>(i);
+                const Triple got = a2a.recv<Triple>(round * lsa.nRanks + i);
                 EXPECT_IN_KERNEL(got.a == 100 * round + 10 * i + lsa.rank && got.b == round && got.c == 7);
             }
             const int sum = a2a.recvReduce<2, int>(
-                lsa.nRanks, lsa.nRanks, 1, [](int x) { return 2 * x; }, [](int x, int y) { return x + y; });
+                3 * lsa.nRanks, lsa.nRanks, 1, [](int x) { return 2 * x; }, [](int x, int y) { return x + y; });
             int twice = 0;
             for (int i = 0; i < lsa.nRanks; ++i) twice += 2 * (5 + i);
             EXPECT_IN_KERNEL(sum == twice);
+            // Of no element, so it does not wait for one that nobody sends.
+            a2a.recvReduce<2, int>(
+                2 * elements - 1, 0, 1, [](int x) { return x; }, [](int x, int y) { return x + y; });
             a2a.endEpoch(block);
         }
     }

@@ -78,17 +78,16 @@ TEST(Api, BuffersOfRequirementLists) {
     });
 }
 
+// From the first epoch on, and where the epochs' 32 bits wrap around.
 TEST(Api, SmallAllToAlls) {
-    expect_success({.ranks = 3}, [](TestRank& rank) {
-        ncclLLA2AHandle handle;
-        ncclDevResourceRequirements list;
-        const int slots = ncclLLA2ACalcSlots(6, sizeof(Triple));
-        const ncclResult_t result = ncclLLA2ACreateRequirement(2, slots, &handle, &list);
-        if (result != ncclSuccess) return result;
-        return with_lists(rank, NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER, &list, [&](const ncclDevComm& comm) {
-            return crossdockLaunch(rank.self.comm, 2, 2, 0, nullptr, small_all_to_alls, comm, rank.window, handle);
+    for (const uint32_t first_epoch : {2u, ~0u - 4, ~0u - 1, ~0u}) {
+        SCOPED_TRACE(first_epoch);
+        const int slots = ncclLLA2ACalcSlots(4 * 3, sizeof(Triple));
+        expect_success({.ranks = 3, .all_to_all_slots = slots}, [first_epoch](TestRank& rank) {
+            return crossdockLaunch(rank.self.comm, 2, 2, 0, nullptr, small_all_to_alls, rank.comm, rank.window,
+                                   rank.all_to_all, first_epoch);
         });
-    });
+    }
 }
 
 TEST(Api, SumsAndCopiesOverTheLsaTeam) {

@@ -4,6 +4,7 @@
 // is complete. So each program is correct, and the model's values are right. A planted mistake leaves one thing out.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -25,6 +26,7 @@ enum Kind {
     kPutValue,   // the same by values
     kGet,        // `from` gets cells of `to`
     kAllPut,     // every rank puts to the next one, followed by a barrier
+    kAllToAll,   // small all-to-alls of every rank
     kReset,      // `to` resets the signal that `from` raises
     kNumKinds,
     kWild  // a call with any arguments: not of correct programs
@@ -47,6 +49,10 @@ struct Step {
 
 // ---- The kernel ----
 
+struct Pair {
+    uint64_t first, second;
+};
+
 // One call per thread. Signals of a context: inc by rank r is r, add is kMaxRanks + r; ready is 2 * kMaxRanks + r.
 struct Player {
     const ncclDevComm& comm;
@@ -54,16 +60,36 @@ struct Player {
     ncclGin gin;
     ncclCoopCta block;
     ncclTeam world;
+    ncclLLA2AHandle handle;
     size_t part;
     uint64_t* cells;
 
-    __device__ Player(const ncclDevComm& devComm, ncclWindow_t win)
+    __device__ Player(const ncclDevComm& devComm, ncclWindow_t win, ncclLLA2AHandle all_to_alls)
         : comm(devComm),
           window(win),
           gin(devComm, static_cast<int>(blockIdx.x)),
           world(ncclTeamWorld(devComm)),
+          handle(all_to_alls),
           part(kPart * blockIdx.x),
           cells(static_cast<uint64_t*>(ncclGetLocalPointer(win, part))) {}
+
+    // Lets the block's all-to-alls begin at this epoch, as if there had been earlier ones: NCCL keeps it in the first
+    // word of a block's lines, less 2. If it is a late one, every other slot holds what the first ones have left, which
+    // is to be gone when epochs begin anew; the others were never used.
+    void begin_all_to_alls(uint32_t epoch) {
+        auto* words = static_cast<uint32_t*>(ncclGetResourceBufferLocalPointer(comm, handle.bufHandle)) +
+                      4 * blockIdx.x * (1 + 2 * handle.nSlots);
+        if (threadIdx.x == 0) {
+            words[0] = epoch - 2;
+            for (uint32_t set = epoch == ~0u ? 1 : 0; epoch > 2 && set < 2; ++set) {
+                for (uint32_t slot = 0; slot < handle.nSlots; slot += 2) {
+                    std::fill_n(words + 4 * (1 + set * handle.nSlots + slot), 4, 2 + set);
+                }
+            }
+        }
+        ncclLsaBarrierSession<ncclCoopCta>(block, comm, ncclTeamTagLsa(), blockIdx.x)
+            .sync(block, cuda::memory_order_acq_rel);
+    }
 
     size_t cell(int index) const { return part + 8 * static_cast<size_t>(index); }
     size_t va(int rank) const { return part + 8 * static_cast<size_t>(kCells + rank); }
@@ -196,6 +222,26 @@ struct Player {
                      step.mistake == kNoFence ? ncclGinFenceLevel::None : ncclGinFenceLevel::Put);
         expect(step, step.target[0], step.value[0] + static_cast<uint64_t>(previous));
     }
+    // In each round every rank of the LSA team sends to each; receivers tell senders and rounds apart.
+    void all_to_alls(const Step& step) {
+        const ncclTeam lsa = ncclTeamLsa(comm);
+        by(step.by_block, [&](auto coop) {
+            ncclLLA2ASession<decltype(coop)> session(coop, comm, lsa, handle, blockIdx.x, kMaxRanks);
+            for (int round = 0; round < 2 * step.num_puts; ++round) {
+                const uint64_t value = step.value[round / 2] + static_cast<uint64_t>(round % 2 * 10);
+                const uint64_t own = value + static_cast<uint64_t>(lsa.rank);
+                const auto slot_of = [&](int rank) { return (rank + step.source[round / 2]) % kMaxRanks; };
+                for (int peer = coop.thread_rank(); peer < lsa.nRanks; peer += coop.size()) {
+                    session.send(peer, slot_of(lsa.rank), Pair{own, value + static_cast<uint64_t>(peer)});
+                }
+                for (int peer = coop.thread_rank(); peer < lsa.nRanks; peer += coop.size()) {
+                    const Pair got = session.template recv<Pair>(slot_of(peer));
+                    if (got.first != value + static_cast<uint64_t>(peer) || got.second != own) __trap();
+                }
+                session.endEpoch(coop);
+            }
+        });
+    }
     void reset(const Step& step) {
         if (comm.rank == step.to) {
             if (threadIdx.x == 0) gin.resetSignal(number(0, step.from));
@@ -253,8 +299,10 @@ struct Player {
     }
 };
 
-__global__ void play(ncclDevComm comm, ncclWindow_t window, const std::vector<Step>* programs) {
-    Player player(comm, window);
+__global__ void play(ncclDevComm comm, ncclWindow_t window, ncclLLA2AHandle handle, uint32_t first_epoch,
+                     const std::vector<Step>* programs) {
+    Player player(comm, window, handle);
+    player.begin_all_to_alls(first_epoch);
     for (const Step& step : programs[blockIdx.x]) {
         switch (step.kind) {
             case kPutWeak:
@@ -267,6 +315,9 @@ __global__ void play(ncclDevComm comm, ncclWindow_t window, const std::vector<St
                 break;
             case kAllPut:
                 player.all_put(step);
+                break;
+            case kAllToAll:
+                player.all_to_alls(step);
                 break;
             case kReset:
                 player.reset(step);
@@ -285,6 +336,9 @@ __global__ void play(ncclDevComm comm, ncclWindow_t window, const std::vector<St
 
 struct Program {
     int num_ranks, num_blocks, num_threads;
+    int queue_depth;       // of the proxy
+    uint32_t first_epoch;  // of all-to-alls
+    uint64_t first_va;     // what VA signals begin with
     std::vector<Step> steps[kMaxBlocks];
     uint64_t cells[kMaxRanks][kMaxBlocks][kCells];  // at the end
     bool has_mistake = false;                       // or wild calls: the model does not know what comes of it
@@ -326,11 +380,16 @@ inline Program draw(Random random, Mistake mistake = kNone) {
     program.num_ranks = 2 + random.below(kMaxRanks - 1);
     program.num_blocks = 1 + random.below(kMaxBlocks);
     program.num_threads = random.below(2) == 0 ? 1 : 3;
+    // Short queues, and counts that are about to wrap around.
+    program.queue_depth = 1 << random.below(3);
+    program.first_epoch = random.below(2) == 0 ? 2 : ~uint32_t{0} - static_cast<uint32_t>(random.below(4));
+    program.first_va = random.below(2) == 0 ? 0 : ~uint64_t{0} - static_cast<uint64_t>(random.below(4));
     uint64_t last_value = 0;
     const auto new_value = [&] { return last_value += 100; };
     for (int b = 0; b < program.num_blocks; ++b) {
         // By whom, at whom.
-        uint64_t inc[kMaxRanks][kMaxRanks] = {}, add[kMaxRanks][kMaxRanks] = {}, va[kMaxRanks][kMaxRanks] = {};
+        uint64_t inc[kMaxRanks][kMaxRanks] = {}, add[kMaxRanks][kMaxRanks] = {}, va[kMaxRanks][kMaxRanks];
+        for (auto& by_whom : va) std::fill(std::begin(by_whom), std::end(by_whom), program.first_va);
         uint64_t ready[kMaxRanks][kMaxRanks] = {}, counted[kMaxRanks] = {};
         const int num_steps = 3 + random.below(8);
         for (int i = 0; i < num_steps; ++i) {
@@ -373,7 +432,7 @@ inline Program draw(Random random, Mistake mistake = kNone) {
                     cells[(rank + 1) % program.num_ranks][b][step.target[0]] =
                         step.value[0] + static_cast<uint64_t>(rank);
                 }
-            } else {
+            } else if (step.kind == kReset) {
                 inc[step.from][step.to] = 0;
                 step.ready = ++ready[step.to][step.from];
             }
@@ -419,6 +478,7 @@ inline Program draw_wild(Random random) {
     program.num_ranks = 1 + random.below(3);
     program.num_blocks = 1 + random.below(kMaxBlocks);
     program.num_threads = 1;
+    program.first_epoch = 2;
     program.has_mistake = true;
     for (int b = 0; b < program.num_blocks; ++b) {
         Step step = {};
@@ -433,15 +493,24 @@ inline Program draw_wild(Random random) {
 }
 
 inline Setup setup_of(const Program& program) {
-    return {.ranks = program.num_ranks, .signals = 3 * kMaxRanks, .counters = 1, .barriers = kMaxBlocks};
+    std::vector<uint64_t> words(kPart / 8);
+    std::fill_n(words.begin() + kCells, kMaxRanks, program.first_va);
+    return {.ranks = program.num_ranks,
+            .signals = 3 * kMaxRanks,
+            .counters = 1,
+            .barriers = kMaxBlocks,
+            .queue_depth = program.queue_depth,
+            .all_to_all_slots = ncclLLA2ACalcSlots(kMaxRanks, sizeof(Pair)),
+            .words = words};
 }
 
 // Plays it, and compares this rank's cells with the model's.
 inline Body body_of(const Program& program) {
     return [&program](TestRank& rank) {
-        const ncclResult_t result = crossdockLaunch(
-            rank.self.comm, static_cast<unsigned>(program.num_blocks), static_cast<unsigned>(program.num_threads), 0,
-            nullptr, play, rank.comm, rank.window, static_cast<const std::vector<Step>*>(program.steps));
+        const ncclResult_t result =
+            crossdockLaunch(rank.self.comm, static_cast<unsigned>(program.num_blocks),
+                            static_cast<unsigned>(program.num_threads), 0, nullptr, play, rank.comm, rank.window,
+                            rank.all_to_all, program.first_epoch, static_cast<const std::vector<Step>*>(program.steps));
         if (result != ncclSuccess || program.has_mistake) return result;
         for (int b = 0; b < program.num_blocks; ++b) {
             const char* part = static_cast<const char*>(rank.memory) + b * kPart;

@@ -23,6 +23,7 @@ struct TestRank {
     ncclDevComm comm;
     void* memory = nullptr;
     ncclWindow_t window = nullptr;
+    ncclLLA2AHandle all_to_all = {};
 };
 
 struct Setup {
@@ -32,6 +33,8 @@ struct Setup {
     int queue_depth = 0;
     ncclGinConnectionType_t connection = NCCL_GIN_CONNECTION_FULL;
     bool strong_signals = true, va_signals = true;
+    int all_to_all_slots = 0;          // of each of two blocks; 0: no small all-to-alls
+    std::vector<uint64_t> words = {};  // what the window begins with, and repeats; empty: zeros
 };
 using Body = std::function<ncclResult_t(TestRank&)>;
 
@@ -50,8 +53,17 @@ inline std::string run_rank(const Setup& setup, const Rank& self, const Body& bo
     reqs.ginVaSignalsRequired = setup.va_signals;
     if (setup.connection != NCCL_GIN_CONNECTION_NONE) reqs.railGinBarrierCount = setup.barriers;
     if (setup.connection == NCCL_GIN_CONNECTION_FULL) reqs.worldGinBarrierCount = setup.barriers;
-    if (!is_good(ncclMemAlloc(&rank.memory, 4096)) ||
-        !is_good(ncclCommWindowRegister(self.comm, rank.memory, 4096, &rank.window, NCCL_WIN_DEFAULT)) ||
+    ncclDevResourceRequirements all_to_all;
+    if (setup.all_to_all_slots > 0 &&
+        is_good(ncclLLA2ACreateRequirement(2, setup.all_to_all_slots, &rank.all_to_all, &all_to_all))) {
+        reqs.resourceRequirementsList = &all_to_all;
+    }
+    if (!is_good(ncclMemAlloc(&rank.memory, 4096))) return crossdockGetLastError();
+    // Before the others know of the window.
+    for (size_t i = 0; i < 4096 / 8 && !setup.words.empty(); ++i) {
+        static_cast<uint64_t*>(rank.memory)[i] = setup.words[i % setup.words.size()];
+    }
+    if (!is_good(ncclCommWindowRegister(self.comm, rank.memory, 4096, &rank.window, NCCL_WIN_DEFAULT)) ||
         !is_good(ncclDevCommCreate(self.comm, &reqs, &rank.comm))) {
         return crossdockGetLastError();
     }

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // NCCL's sessions for small all-to-alls in an LSA team: each element carries its epoch, so no barrier is needed. A line
 // of a slot is two words of 64 bits, each with half of 8 bytes of data and the epoch. Two sets of slots take turns.
+//
+// As NCCL's, epochs are 2 to 2^32 - 1 and then 2 again: 0, which slots begin with, is none. A block's first line keeps
+// the epoch less 2 between sessions. Slots are cleared in the last epoch that uses them, so what an epoch of the same
+// number has left there does not look new.
 #pragma once
 
 #include "crossdock/device/atomic.hpp"
@@ -13,14 +17,17 @@ struct ncclLLA2AHandle {
 };
 typedef ncclLLA2AHandle ncclLLA2AHandle_t;
 
-static inline int ncclLLA2ACalcSlots(int maxElts, int maxEltSize) { return maxElts * ((maxEltSize + 7) / 8); }
+static inline int ncclLLA2ACalcSlots(int maxElts, int maxEltSize) {
+    return crossdock::device::clamped(maxElts * ((int64_t{maxEltSize} + 7) / 8));
+}
 static inline ncclResult_t ncclLLA2ACreateRequirement(int nBlocks, int nSlots, ncclLLA2AHandle_t* outHandle,
                                                       ncclDevResourceRequirements_t* outReq) {
     if (outHandle == nullptr || outReq == nullptr || nBlocks < 0 || nSlots < 0) return ncclInvalidArgument;
     *outReq = {};
     *outHandle = {0, static_cast<uint32_t>(nSlots)};
     // A block has a line for its epoch, then two sets of slots.
-    outReq->bufferSize = static_cast<size_t>(nBlocks) * (1 + 2 * static_cast<size_t>(nSlots)) * 16;
+    const size_t lines = static_cast<size_t>(nBlocks) * (1 + 2 * static_cast<size_t>(nSlots));
+    outReq->bufferSize = lines > SIZE_MAX / 16 ? SIZE_MAX : 16 * lines;
     outReq->bufferAlign = 16;
     outReq->outBufferHandle = &outHandle->bufHandle;
     return ncclSuccess;
@@ -37,8 +44,8 @@ class ncclLLA2ASession {
                      Location location = Location::current())
         : coop_(coop), comm_(comm), team_(team), handle_(handle), block_(block), pitch_(maxElts), location_(location) {
         (void)multimem;
-        epoch_ = static_cast<uint32_t>(
-            crossdock::device::atomic_load(words(comm.lsaRank, line_of_block()), cuda::memory_order_relaxed));
+        epoch_ = kFirstEpoch + static_cast<uint32_t>(crossdock::device::atomic_load(
+                                   words(comm.lsaRank, line_of_block()), cuda::memory_order_relaxed));
     }
     ncclLLA2ASession(const ncclLLA2ASession&) = delete;
     ~ncclLLA2ASession() noexcept(false) {
@@ -46,7 +53,7 @@ class ncclLLA2ASession {
         // All have taken their epoch from here before.
         coop_.sync();
         if (coop_.thread_rank() == 0) {
-            crossdock::device::atomic_store(words(comm_.lsaRank, line_of_block()), uint64_t{epoch_},
+            crossdock::device::atomic_store(words(comm_.lsaRank, line_of_block()), uint64_t{epoch_ - kFirstEpoch},
                                             cuda::memory_order_relaxed);
         }
         coop_.sync();
@@ -62,7 +69,7 @@ class ncclLLA2ASession {
         for (int line = 0; line < kLines<T>; ++line) {
             uint64_t* words_of_line = words(lsa_peer, line_of_slot(slot + line * pitch_));
             for (int half = 0; half < 2; ++half) {
-                const uint64_t word = uint64_t{halves[2 * line + half]} << 32 | mark();
+                const uint64_t word = uint64_t{halves[2 * line + half]} << 32 | epoch_;
                 crossdock::device::atomic_store(words_of_line + half, word, cuda::memory_order_relaxed);
             }
         }
@@ -81,7 +88,7 @@ class ncclLLA2ASession {
                 uint64_t word;
                 do {
                     word = crossdock::device::atomic_load(words_of_line + half, cuda::memory_order_relaxed);
-                } while (static_cast<uint32_t>(word) != mark());
+                } while (static_cast<uint32_t>(word) != epoch_);
                 halves[2 * line + half] = static_cast<uint32_t>(word >> 32);
             }
         }
@@ -98,7 +105,9 @@ class ncclLLA2ASession {
     template <int Unroll, typename Elt, typename EltToAcc, typename Reduce>
     auto recvReduce(int eltStart, int eltCount, int eltStride, EltToAcc eltToAcc, Reduce red)
         -> decltype(eltToAcc(std::declval<Elt>())) {
-        auto sum = eltToAcc(recv<Elt>(eltStart));
+        using Accumulator = decltype(eltToAcc(std::declval<Elt>()));
+        if (eltCount <= 0) return Accumulator();
+        Accumulator sum = eltToAcc(recv<Elt>(eltStart));
         for (int i = 1; i < eltCount; ++i) sum = red(sum, eltToAcc(recv<Elt>(eltStart + i * eltStride)));
         return sum;
     }
@@ -107,15 +116,27 @@ class ncclLLA2ASession {
     // element has come, which it sends after its own endEpoch.
     void endEpoch(Coop) {
         coop_.sync();
-        ++epoch_;
+        // Two sets, so these are the last two epochs. Peers write here again after they have received from this rank in
+        // the next epoch, whose elements the fence keeps behind the zeros.
+        if (epoch_ >= UINT32_MAX - 1) {
+            for (int slot = coop_.thread_rank(); slot < static_cast<int>(handle_.nSlots); slot += coop_.size()) {
+                for (int half = 0; half < 2; ++half) {
+                    crossdock::device::atomic_store(words(comm_.lsaRank, line_of_slot(slot)) + half, uint64_t{0},
+                                                    cuda::memory_order_relaxed);
+                }
+            }
+            crossdockFenceMemory(crossdockFenceSystem);
+            coop_.sync();
+        }
+        epoch_ = epoch_ == UINT32_MAX ? kFirstEpoch : epoch_ + 1;
     }
 
   private:
     template <typename T>
     static constexpr int kLines = (sizeof(T) + 7) / 8;
 
-    // Never 0, which is what the slots begin with.
-    uint32_t mark() const { return epoch_ + 1; }
+    static constexpr uint32_t kFirstEpoch = 2;
+
     size_t line_of_block() const { return size_t{block_} * (1 + 2 * size_t{handle_.nSlots}); }
     size_t line_of_slot(int slot) const {
         return line_of_block() + 1 + (epoch_ & 1) * size_t{handle_.nSlots} + static_cast<size_t>(slot);
@@ -126,8 +147,8 @@ class ncclLLA2ASession {
     }
     template <typename T>
     void require_slot(int slot) const {
-        const int last = slot + (kLines<T> - 1) * pitch_;
-        if (slot < 0 || last >= static_cast<int>(handle_.nSlots)) {
+        const int64_t last = slot + int64_t{kLines<T> - 1} * pitch_;
+        if (slot < 0 || pitch_ < 0 || last >= int64_t{handle_.nSlots}) {
             crossdockTrap("an LL all-to-all uses a slot that ncclLLA2ACreateRequirement has not asked for",
                           crossdock::device::where(location_));
         }
