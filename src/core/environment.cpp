@@ -8,6 +8,7 @@
 
 #include "core/environment_number.h"
 #include "core/log.h"
+#include "device/tagged_word.h"
 
 namespace crossdock {
 namespace {
@@ -61,6 +62,7 @@ Environment Environment::read() {
     environment.has_nvlink_dup = flag("NCCL_EP_HT_EM_NVLINK_DUP");
     environment.sums_at_sender = flag("CROSSDOCK_SENDER_SUMS");
     environment.ll128 = choice("CROSSDOCK_LL128");
+    environment.first_epoch = environment_number("CROSSDOCK_FIRST_EPOCH", kLastEpoch, warn).value_or(1);
     return environment;
 }
 

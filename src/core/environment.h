@@ -20,6 +20,7 @@ struct Environment {
     bool has_nvlink_dup = false;            // NCCL_EP_HT_EM_NVLINK_DUP
     bool sums_at_sender = false;            // CROSSDOCK_SENDER_SUMS
     std::optional<bool> ll128;              // CROSSDOCK_LL128
+    uint64_t first_epoch = 1;               // CROSSDOCK_FIRST_EPOCH, for tests
 
     static Environment read();
 };

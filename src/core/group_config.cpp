@@ -191,6 +191,7 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     config.overflow_policy = static_cast<ncclEpOverflowPolicy_t>(overflow);
     config.sums_at_sender = environment.sums_at_sender;
     config.ll128 = environment.ll128;
+    config.first_epoch = environment.first_epoch;
     return config;
 }
 
@@ -213,7 +214,8 @@ void GroupConfig::expect_equal_on_all_ranks(Communicator& communicator) const {
         Field{"zero_copy", static_cast<uint64_t>(zero_copy)},
         Field{"CROSSDOCK_SENDER_SUMS", sums_at_sender ? 1u : 0u},
         Field{"whether CROSSDOCK_LL128 is set", ll128.has_value() ? 1u : 0u},
-        Field{"CROSSDOCK_LL128", ll128.value_or(false) ? 1u : 0u}};
+        Field{"CROSSDOCK_LL128", ll128.value_or(false) ? 1u : 0u},
+        Field{"CROSSDOCK_FIRST_EPOCH", first_epoch}};
     std::array<uint64_t, fields.size()> own{};
     for (size_t i = 0; i < fields.size(); ++i) own[i] = fields[i].value;
     std::vector<decltype(own)> all(num_ranks);

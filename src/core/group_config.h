@@ -40,6 +40,7 @@ struct GroupConfig {
     ncclEpOverflowPolicy_t overflow_policy = NCCL_EP_OVERFLOW_AUTO;
     bool sums_at_sender = false;
     std::optional<bool> ll128;  // whether LL rows may be LL128 rows; not given: where lines are stored whole
+    uint64_t first_epoch = 1;   // zeroed words belong to no operation
 
     uint32_t experts_per_rank() const { return num_experts / num_ranks; }
     bool has_several_teams() const { return lsa_team_size < num_ranks; }

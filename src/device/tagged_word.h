@@ -11,6 +11,8 @@ namespace crossdock {
 inline constexpr uint64_t kPayloadBits = 24;
 inline constexpr uint64_t kMaxPayload = (uint64_t{1} << kPayloadBits) - 1;
 inline constexpr uint32_t kEpochBits = 64 - kPayloadBits;
+// 127 days at 10 us per operation. No word has a later one, so its operation fails: its waits time out.
+inline constexpr uint64_t kLastEpoch = (uint64_t{1} << kEpochBits) - 1;
 
 CROSSDOCK_HOST_DEVICE constexpr uint64_t pack_word(uint64_t epoch, uint64_t payload) {
     return epoch << kPayloadBits | payload;

@@ -21,9 +21,9 @@ struct MaskExchange {
     Reach reach;
 };
 
-// Later epochs would soon wrap. No group runs that many operations, so a larger number is invalid, and its sender is
-// left out.
-inline constexpr uint64_t kLastEpoch = uint64_t{1} << (63 - kPayloadBits);
+// A later one would soon be the last. No group runs that many operations between cleans, so a larger number is invalid,
+// and its sender is left out.
+inline constexpr uint64_t kLastProposedEpoch = kLastEpoch / 2 + 1;
 
 namespace {
 
@@ -85,7 +85,7 @@ CROSSDOCK_DEVICE void exchange_largest(const Ctx& ctx, const MaskExchange& excha
                 return word_payload(seen);
             },
             [&](uint64_t count) { return count == exchange.count; });
-        if (came && word_epoch(seen) <= kLastEpoch) ctx.max_shared(largest, word_epoch(seen));
+        if (came && word_epoch(seen) <= kLastProposedEpoch) ctx.max_shared(largest, word_epoch(seen));
     }
     ctx.block_sync();
 }

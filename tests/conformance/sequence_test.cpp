@@ -3,6 +3,10 @@
 // disturb each other.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
+#include "conformance/support/fault_support.h"
+#include "conformance/support/modes.h"
 #include "conformance/support/scoped_arena.h"
 #include "conformance/support/sequence.h"
 
@@ -17,6 +21,12 @@ const ProblemLimits kSmallBesideHt{.most_row_bytes = 256, .most_receive_bytes = 
 Seeds seeds_from(uint64_t first, const BackendSpec& spec, uint64_t count) {
     return seeds_or(first, seeds_in(spec.kind, count));
 }
+
+// Groups begin with this epoch, as if there had been many operations.
+struct FirstEpoch {
+    explicit FirstEpoch(uint64_t epoch) { setenv("CROSSDOCK_FIRST_EPOCH", std::to_string(epoch).c_str(), 1); }
+    ~FirstEpoch() { unsetenv("CROSSDOCK_FIRST_EPOCH"); }
+};
 
 TEST(Sequence, HandlesOfOneGroupInterleave) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
@@ -161,6 +171,34 @@ TEST(Sequence, CombinesAndDispatchesRepeat) {
                 }
             }
         });
+    });
+}
+
+// Epochs keep all their bits wherever they are sent, compared or kept: here they pass 32 of them.
+TEST_BOTH_MODES(Sequence, EpochsPassTheirLower32Bits) {
+    on_each_backend(kEveryBackend, [=](const BackendSpec& spec) {
+        const FirstEpoch late((uint64_t{1} << 32) - 20);
+        run_sequences(spec, {.groups = {is_ht(mode) ? kSmallHt : kSmall}, .layers_per_group = 3, .num_steps = 60},
+                      seeds_from(80'001, spec, 10));
+    });
+}
+
+// After the last epoch of 40 bits an operation fails and takes nothing for its own.
+TEST_BOTH_MODES(Sequence, NothingFollowsTheLastEpoch) {
+    on_each_backend({Backend::kSimulation}, [=](const BackendSpec& spec) {
+        const FirstEpoch late((uint64_t{1} << 40) - static_cast<uint64_t>(num_phases(mode)));
+        for (const ncclEpLayout_t layout : layouts_of(mode)) {
+            expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
+                const Problem problem = busy_problem(context.num_ranks(), layout, 7, mode);
+                Group group(context, problem);
+                Layer layer(context, group.get(), problem);
+                layer.round_trip();
+                prepare_phase(layer, 0);
+                const ncclResult_t result = run_phase(layer, 0);
+                RANK_CHECK(context, result == ncclRemoteError, "{}", result_name(result));
+                context.barrier();
+            });
+        }
     });
 }
 

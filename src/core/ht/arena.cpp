@@ -82,7 +82,7 @@ HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
 
     state = DeviceMemory(communicator.runtime(), config.alloc, sizeof(HtState));
     HtState first{};
-    first.clock = uint64_t{1} << kHtTicketBits;  // zeroed words belong to no operation
+    first.clock = config.first_epoch << kHtTicketBits;
     communicator.runtime().copy_to_device(state.data(), &first, sizeof(first), nullptr);
     communicator.runtime().synchronize(nullptr);
 }

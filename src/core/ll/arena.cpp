@@ -8,12 +8,6 @@
 namespace crossdock {
 namespace {
 
-LlArenaState first_state() {
-    LlArenaState state{};
-    state.clock = LlClock{1, 0, 0}.word();  // zeroed words belong to no operation
-    return state;
-}
-
 uint64_t arena_bytes_of(const GroupConfig& config, const LlGeometry& geometry) {
     return config.has_several_teams() ? LlOutbox::arena_bytes(geometry) : geometry.arena_bytes();
 }
@@ -43,7 +37,8 @@ LlArena::LlArena(Communicator& communicator, const GroupConfig& config, const Ll
         team.reach.barrier = LlOutbox::barrier_offset(geometry);
         team.reach.traffic = LlOutbox::traffic_offset(geometry);
     }
-    const LlArenaState first = first_state();
+    LlArenaState first{};
+    first.clock = LlClock{config.first_epoch, 0, 0}.word();
     communicator.runtime().copy_to_device(state.data(), &first, sizeof(first), nullptr);
     communicator.runtime().synchronize(nullptr);
 }
