@@ -258,6 +258,12 @@ ncclResult_t crossdockDevCommDestroy(ncclComm_t, uint64_t id) {
     return boundary([&] {
         auto& registry = gin::registry();
         const auto last_reference = gin::look_up(id);
+        {
+            const std::lock_guard lock(registry.mutex);
+            require(registry.all.erase(id) == 1, ncclInvalidUsage,
+                    "the ncclDevComm is being destroyed by another thread");
+            ++registry.changes;
+        }
         // Deliver pending operations now: their target memory is about to be freed, and the race detector checks them
         // once more.
         if (last_reference->simulated != nullptr) {
@@ -265,9 +271,6 @@ ncclResult_t crossdockDevCommDestroy(ncclComm_t, uint64_t id) {
             const std::string& violation = last_reference->simulated->races().violation();
             require(violation.empty(), ncclInternalError, "{}", violation);
         }
-        const std::lock_guard lock(registry.mutex);
-        require(registry.all.erase(id) == 1, ncclInvalidUsage, "the ncclDevComm is being destroyed by another thread");
-        ++registry.changes;
     });
 }
 

@@ -38,6 +38,33 @@ struct Setup {
 };
 using Body = std::function<ncclResult_t(TestRank&)>;
 
+// What ranks that fail leave behind: they do so at different times, so not all of them make the collective calls. A
+// device communicator keeps its simulation alive, and the memory of many runs would use up the process's mappings.
+class LeftBehind {
+  public:
+    void add(const TestRank& rank) {
+        const std::lock_guard lock(mutex_);
+        ranks_.push_back(rank);
+    }
+    // When all ranks have ended.
+    void free() {
+        for (const TestRank& rank : ranks_) {
+            crossdockDevCommDestroy(nullptr, rank.comm.crossdockId);
+            crossdockMemFree(rank.comm.crossdockResources);
+            crossdockMemFree(rank.memory);
+        }
+        ranks_.clear();
+    }
+
+  private:
+    std::mutex mutex_;
+    std::vector<TestRank> ranks_;
+};
+inline LeftBehind& left_behind() {
+    static LeftBehind instance;
+    return instance;
+}
+
 // "": body succeeded.
 inline std::string run_rank(const Setup& setup, const Rank& self, const Body& body) {
     TestRank rank{self, {}};
@@ -68,7 +95,7 @@ inline std::string run_rank(const Setup& setup, const Rank& self, const Body& bo
         return crossdockGetLastError();
     }
     const std::string failure = is_good(body(rank)) ? "" : crossdockGetLastError();
-    // Ranks fail at different times, so not all of them make the collective calls.
+    if (!failure.empty()) left_behind().add(rank);
     if (failure.empty() &&
         (!is_good(ncclDevCommDestroy(self.comm, &rank.comm)) ||
          !is_good(ncclCommWindowDeregister(self.comm, rank.window)) || !is_good(ncclMemFree(rank.memory)))) {
@@ -98,6 +125,7 @@ inline std::string on_threads(const Setup& setup, const Body& body) {
     }
     for (std::thread& thread : threads) thread.join();
     for (ncclComm_t comm : comms) crossdockCommDestroy(comm);
+    left_behind().free();
     std::string all;
     for (const std::string& failure : failures) {
         if (!failure.empty()) all += (all.empty() ? "" : "; ") + failure;
@@ -123,7 +151,9 @@ inline std::string in_simulation(const Setup& setup, uint64_t seed, const Body& 
             if (its_run.failure.empty()) its_run.failure = failure;
         },
         &run, nullptr);
-    return result == ncclSuccess ? run.failure : crossdockGetLastError();
+    std::string failure = result == ncclSuccess ? run.failure : crossdockGetLastError();
+    left_behind().free();
+    return failure;
 }
 
 // The first failure of the seeds 0..count-1, or "".
