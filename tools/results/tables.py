@@ -108,11 +108,20 @@ def readme():
     peer, version = other_library(machines[0][1])
     headings = [heading for (model, _), _ in machines for heading in (f"{model}: Crossdock:", f"{peer}:")]
     software = " and ".join(dict.fromkeys(software for (_, software), _ in machines))
-    older = older_peers(used, f"{peer} on {machines[0][0][0]}")
-    text = f"""Median time in µs, lower is better. Runs of {provenance(used)}, with {peer} {version} in the same
-        ones{f" (but {older})" if older else ""}; {software}, {shape(used[0])}, BF16. LL: steady state (CUDA graph
-        replay). HT: latency of one call on an idle stream."""
-    return wrap(text) + table(["operation", *headings], rows)
+    text = f"""Median time in µs, lower is better. {software}, {shape(used[0])}, BF16. LL: steady state (CUDA graph
+        replay). HT: latency of one call on an idle stream. {peer} is version {version}."""
+    used_of = [(model, [runs[name] for _, name, *_ in README_ROWS if name in runs]) for (model, _), runs in machines]
+    dates = " ".join(f"{model}: {dates_of(runs, peer)}" for model, runs in used_of)
+    return wrap(text) + wrap(dates) + table(["operation", *headings], rows)
+
+
+def dates_of(runs, peer):
+    """When both libraries ran. Different days are different machines."""
+    older = sorted({run.peer_date for run in runs if run.peer_date != run.date})
+    if not older:
+        return f"both libraries in the same runs of {provenance(runs)}."
+    return (f"Crossdock in runs of {provenance(runs)}, {peer} in runs of {', '.join(older)}, so compare these two columns "
+            "with care.")
 
 
 def usual():
