@@ -51,7 +51,11 @@ layers() {
             grep -vE "\"(core/(boundary|environment_number|error|log|process)\.h|($allowed)/)"
     done
 }
-cuda_in_core() { files 'src/core/*' | xargs -r grep -nE '#include [<"](cuda|nccl_device)' /dev/null; }
+# CUDA where ARCHITECTURE.md says it is.
+cuda_elsewhere() {
+    files 'src/*' | grep -vE '^src/device/|/cuda/|\.cuh?$' |
+        xargs -r grep -nE '#include [<"](cuda|nccl_device)|__CUDACC__|__(device|global)__|\bcuda[A-Z]\w*\(' /dev/null
+}
 # A kernel that is launched in another way is not loaded when a group is made (src/runtime/cuda/kernel_list.h).
 launches() { files 'src/*' | grep -v '^src/runtime/cuda/launch.cuh$' | xargs -r grep -nE '<<<|c(uda|u)LaunchKernel|cudaLaunchCooperative' /dev/null; }
 # What build/lint compiles, sources that it joins looked at together: each header once. The static analyzer follows no
@@ -73,7 +77,7 @@ section "a licence line in every file" none licence
 section "GPU assembly in src/device/ptx.cuh only" none assembly
 section "no conditional compilation in kernels" none conditionals
 section "layers include what ARCHITECTURE.md lists" none layers
-section "no CUDA header in src/core" none cuda_in_core
+section "CUDA in folders cuda, .cu files and src/device only" none cuda_elsewhere
 section "kernels are launched through src/runtime/cuda/launch.cuh" none launches
 section "shellcheck" shell
 section "clang-tidy on src/api and src/core" tidy

@@ -3,7 +3,8 @@
 # check.sh CXX_COMPILER LIBRARY_FOLDER INCLUDE_FLAGS...
 # What the documents say must be so: README.md's C++ program compiles as printed and prints what it says, the sizes in
 # docs/protocol.md are those of geometry.h, links lead somewhere, every variable that the code reads is described, no
-# line of prose is too long for a terminal, and results and the fuzzers' corpora are within their limits.
+# line of prose is too long for a terminal, results and the fuzzers' corpora are within their limits, and what
+# pyproject.toml leaves out of source packages exists.
 # python/tests/test_guide.py runs the documents' Python programs.
 set -uo pipefail
 cxx_compiler=$1 library=$2
@@ -55,6 +56,11 @@ done
 while read -r variable; do
     grep -q "\`$variable\`" docs/deployment.md CONTRIBUTING.md || complain "docs/deployment.md does not tell of $variable"
 done < <(grep -rhoE '"(NCCL_EP|CROSSDOCK)_[A-Z_]+"' --include='*.cpp' src | tr -d '"' | sort -u)
+
+while read -r excluded; do
+    git ls-files --error-unmatch -- "$excluded" >/dev/null 2>&1 || [ "$excluded" = build ] ||
+        complain "pyproject.toml's sdist.exclude names $excluded, which does not exist"
+done < <(sed -nE 's/^sdist\.exclude = \[(.*)\]$/\1/p' pyproject.toml | tr -d '",' | tr ' ' '\n')
 
 [ $failed = 0 ] && echo "ok: ${#documents[@]} documents"
 exit $failed

@@ -80,6 +80,18 @@ class Take(unittest.TestCase):
         self.assertEqual({name: len(run.cases) for name, run in runs.items()}, {"ll-example": 1, "ll-other": 2})
 
 
+class Committed(unittest.TestCase):
+    # docs/performance.md: each run of bench/results has its command, machine, date and commit.
+    def test_every_run_says_where_it_is_from(self):
+        for machine in data.machines():
+            lines = data.lines_of(data.FOLDER / f"{machine}.jsonl")
+            heads = {line["run"]: line for line in lines if "command" in line}
+            self.assertEqual({line["run"] for line in lines}, set(heads))
+            for name, head in heads.items():
+                for key in ("command", "machine", "date", "commit"):
+                    self.assertTrue(head.get(key), f"{machine}, {name}: no {key}")
+
+
 class Marks(unittest.TestCase):
     # A document without its marks is an error, not one that is up to date.
     def test_marks_must_be_there(self):
