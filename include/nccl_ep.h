@@ -509,8 +509,8 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t*
 //   2^-127 at least, with which no element is larger than 448. The source rank adds these in fp32, rounding once: a
 //   result differs from the exact sum by what NONE allows plus, for each rank's sum x, the largest of |x| / 16, 2^-17
 //   times the largest magnitude of its 32 elements, and 2^-137. A block that holds an infinity or a NaN becomes NaN.
-// ncclInvalidUsage: NVFP4 on a device without 4-bit conversions (judged first), MXFP8 with several LSA teams,
-// nothing dispatched or (LL) other routing bound since the last dispatch, and as for ncclEpDispatch.
+// ncclInvalidUsage: NVFP4 on a device without 4-bit conversions (judged first, in every mode and layout), MXFP8 with
+// several LSA teams, nothing dispatched or (LL) other routing bound since the last dispatch, and as for ncclEpDispatch.
 ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t* inputs,
                            const ncclEpCombineOutputs_t* outputs, const ncclEpCombineConfig_t* config,
                            cudaStream_t stream);

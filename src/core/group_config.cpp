@@ -79,6 +79,13 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     const uint32_t num_ranks = static_cast<uint32_t>(communicator.num_ranks());
     const bool is_ht = algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
 
+    // What the device lacks comes first, as in core/device_support.h.
+    const uint32_t device_sms = static_cast<uint32_t>(communicator.runtime().num_sms());
+    if (communicator.backend().blocks == 0) {  // blocks run on SMs
+        expect_sms("max_num_sms", given.max_num_sms, device_sms);
+        expect_sms("dispatch_num_sms", given.dispatch_num_sms, device_sms);
+        expect_sms("combine_num_sms", given.combine_num_sms, device_sms);
+    }
     require(algorithm <= NCCL_EP_ALGO_HIGH_THROUGHPUT, ncclInvalidArgument,
             "config->algorithm is {}, allowed: 0 (low latency), 1 (high throughput)", algorithm);
     require(options.ht_masks == 0 || options.ht_masks == 1, ncclInvalidArgument,
@@ -123,12 +130,6 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     require((given.alloc.alloc_fn == nullptr) == (given.alloc.free_fn == nullptr), ncclInvalidUsage,
             "config->alloc has only {}: set both hooks or none",
             given.alloc.alloc_fn == nullptr ? "free_fn" : "alloc_fn");
-    const uint32_t device_sms = static_cast<uint32_t>(communicator.runtime().num_sms());
-    if (communicator.backend().blocks == 0) {  // blocks run on SMs
-        expect_sms("max_num_sms", given.max_num_sms, device_sms);
-        expect_sms("dispatch_num_sms", given.dispatch_num_sms, device_sms);
-        expect_sms("combine_num_sms", given.combine_num_sms, device_sms);
-    }
     require(!(is_ht && overflow == NCCL_EP_OVERFLOW_DROP && given.max_recv_tokens_per_rank == 0), ncclInvalidUsage,
             "config->overflow_policy drop needs a budget: set max_recv_tokens_per_rank");
     require(!(environment.has_local_dup && environment.has_nvlink_dup), ncclInvalidUsage,

@@ -35,17 +35,22 @@ const Row kNvfp4[] = {
     {"48 elements", [](Call c) { c.quantise(), c.rows.sizes[2] = c.combined.sizes[1] = 48; }, "32"},
 };
 
-// Whoever asks for NVFP4 where the device cannot learns that, whatever else is wrong.
+// Whoever asks for NVFP4 where the device cannot learns that, whatever else is wrong: the mode, the layout, the
+// tensors.
 TEST(BadCombine, Fp4OnADeviceWithoutItIsRefusedFirst) {
     on_each_backend({Backend::kCuda, Backend::kCudaProcesses}, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            Victim victim(context, kLowLatency, NCCL_EP_LAYOUT_EXPERT_MAJOR);
-            CombineCall call(victim);
-            call.quantise();
-            call.inputs.tokens = nullptr;
-            const ncclResult_t result = call();
-            const bool is_capable = result == ncclInvalidArgument;
-            if (!is_capable) RANK_REFUSED(context, ncclInvalidUsage, "compute capability 10.0", call());
+            bool is_capable = false;  // low latency tells
+            for (const ncclEpAlgorithm_t mode : {kLowLatency, kHighThroughput}) {
+                for (const ncclEpLayout_t layout : layouts_of(mode)) {
+                    Victim victim(context, mode, layout);
+                    CombineCall call(victim);
+                    call.quantise();
+                    call.inputs.tokens = nullptr;
+                    if (mode == kLowLatency) is_capable = call() == ncclInvalidArgument;
+                    if (!is_capable) RANK_REFUSED(context, ncclInvalidUsage, "compute capability 10.0", call());
+                }
+            }
         });
     });
 }

@@ -1,22 +1,109 @@
 // SPDX-License-Identifier: Apache-2.0
-// An NVFP4 combine is refused where a GPU cannot convert to 4 bits; the message names what it has and what is needed.
+// What a device cannot do is ncclInvalidUsage, judged before any other argument; the message names what it has and what
+// is needed.
+#include "core/device_support.h"
+
 #include <gtest/gtest.h>
 
 #include <string>
 
 #include "core/error.h"
-#include "core/ll/recipes.h"
+#include "core/handle.h"
+#include "fabric/cpu/in_process_communicator.h"
 #include "messages.h"
+#include "runtime/cpu/cpu_runtime.h"
 
 namespace crossdock {
 namespace {
 
-TEST(CombineRecipe, Fp4NeedsAGpuThatConverts) {
-    for (const int capable : {0, 100, 103, 110, 120, 121}) EXPECT_NO_THROW(expect_fp4(capable)) << capable;
+TEST(DeviceSupport, Fp4NeedsAGpuThatConverts) {
+    for (const int capability : {0, 80, 90, 100, 101, 103, 110, 120, 121}) {
+        for (const unsigned int other : {NCCL_EP_COMB_QUANT_NONE, NCCL_EP_COMB_QUANT_MXFP8})
+            EXPECT_NO_THROW(expect_supported_combine(other, capability)) << capability;
+    }
+    const auto ask = [](int capability) { expect_supported_combine(NCCL_EP_COMB_QUANT_NVFP4, capability); };
+    for (const int capable : {0, 100, 103, 110, 120, 121}) EXPECT_NO_THROW(ask(capable)) << capable;
     for (const int capability : {80, 90, 101}) {
         const std::string own = fmt::format("this one has {}.{}", capability / 10, capability % 10);
-        expect_mentions(message_of([=] { expect_fp4(capability); }, ncclInvalidUsage),
-                        {"compute capability 10.0", own});
+        expect_mentions(message_of([=] { ask(capability); }, ncclInvalidUsage), {"compute capability 10.0", own});
+    }
+}
+
+// One rank on a CPU that says it is a GPU of compute capability 9.0 with `num_sms` SMs.
+class PretendedGpu : public Communicator {
+  public:
+    explicit PretendedGpu(int num_sms)
+        : own_(cpu::make_thread_communicators(1).front()),
+          traits_(own_->backend()),
+          runtime_(*own_->runtime().cpu_executor(), num_sms) {
+        traits_.blocks = 0;
+    }
+
+    const BackendTraits& backend() const override { return traits_; }
+    int rank() const override { return 0; }
+    int num_ranks() const override { return 1; }
+    Runtime& runtime() override { return runtime_; }
+    void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) override {
+        own_->all_gather(own, all, bytes, what, timeout_ns);
+    }
+    std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override {
+        return own_->allocate_symmetric(bytes, timeout_ns);
+    }
+    WindowView window(ncclWindow_t handle) override { return own_->window(handle); }
+    NetworkHandle network_of(const SymmetricMemory& memory) override { return own_->network_of(memory); }
+
+  private:
+    struct GpuRuntime : cpu::CpuRuntime {
+        GpuRuntime(cpu::Executor& executor, int num_sms) : CpuRuntime(executor), num_sms_(num_sms) {}
+        int num_sms() const override { return num_sms_; }
+        int compute_capability() const override { return 90; }
+        int num_sms_;
+    };
+
+    std::shared_ptr<Communicator> own_;
+    BackendTraits traits_;
+    GpuRuntime runtime_;
+};
+
+ncclEpGroupConfig_t config_of(ncclEpAlgorithm_t algorithm) {
+    ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
+    config.algorithm = algorithm;
+    config.num_experts = 2;
+    config.max_dispatch_tokens_per_rank = config.max_recv_tokens_per_rank = 4;
+    config.max_token_bytes = 256;
+    return config;
+}
+
+TEST(DeviceSupport, CombinesJudgeTheDeviceFirst) {
+    for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR, NCCL_EP_LAYOUT_FLAT}) {
+        for (const ncclEpAlgorithm_t algorithm : {NCCL_EP_ALGO_LOW_LATENCY, NCCL_EP_ALGO_HIGH_THROUGHPUT}) {
+            const bool is_ht = algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
+            if (layout == (is_ht ? NCCL_EP_LAYOUT_RANK_MAJOR : NCCL_EP_LAYOUT_FLAT)) continue;
+            const ncclEpGroupConfig_t config = config_of(algorithm);
+            const auto group = Group::create(std::make_shared<PretendedGpu>(8), &config, nullptr);
+            const auto handle = Handle::create(group, layout, nullptr, 1, nullptr);
+            ncclEpCombineConfig_t settings = NCCL_EP_COMBINE_CONFIG_INIT;
+            settings.quant_recipe = NCCL_EP_COMB_QUANT_NVFP4;
+            settings.pass_direction = NCCL_EP_BWD_PASS;
+            expect_mentions(
+                message_of([&] { handle->combine(nullptr, nullptr, &settings, nullptr); }, ncclInvalidUsage),
+                {"NVFP4", "this one has 9.0"});
+            group->destroy();
+        }
+    }
+}
+
+TEST(DeviceSupport, GroupsJudgeTheDeviceFirst) {
+    using Field = unsigned int ncclEpGroupConfig_t::*;
+    for (const auto& [field, name] : {std::pair<Field, const char*>{&ncclEpGroupConfig_t::max_num_sms, "max_num_sms"},
+                                      {&ncclEpGroupConfig_t::dispatch_num_sms, "dispatch_num_sms"},
+                                      {&ncclEpGroupConfig_t::combine_num_sms, "combine_num_sms"}}) {
+        ncclEpGroupConfig_t config = config_of(NCCL_EP_ALGO_HIGH_THROUGHPUT);
+        config.*field = 9;
+        config.num_experts = config.max_token_bytes = 0;
+        expect_mentions(
+            message_of([&] { Group::create(std::make_shared<PretendedGpu>(8), &config, nullptr); }, ncclInvalidUsage),
+            {name, "is 9", "8 SMs"});
     }
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ncclEpCombine in high-throughput mode: checks the caller's structs and tensors against the contract and fills in the
 // kernel's arguments.
+#include "core/device_support.h"
 #include "core/error.h"
 #include "core/ht/handle.h"
 #include "core/ht/plan.h"
@@ -13,13 +14,14 @@ namespace crossdock {
 void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpCombineOutputs_t* caller_outputs,
                        const ncclEpCombineConfig_t* caller_config, cudaStream_t stream) {
     group_->expect_working();
+    const auto settings = optional_struct(caller_config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, "config");
+    const unsigned int recipe = enum_bits(settings.quant_recipe);
+    expect_supported_combine(recipe, group_->runtime().compute_capability());
     const auto inputs = mandatory_struct(caller_inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, "inputs");
     const auto outputs = mandatory_struct(caller_outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, "outputs");
-    const auto settings = optional_struct(caller_config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, "config");
     const unsigned int direction = enum_bits(settings.pass_direction);
     require(direction <= NCCL_EP_BWD_PASS, ncclInvalidArgument,
             "config->pass_direction is {}, allowed: 0 (forward), 1 (backward)", direction);
-    const unsigned int recipe = enum_bits(settings.quant_recipe);
     const bool is_quantised = recipe == NCCL_EP_COMB_QUANT_MXFP8;
     require(recipe == NCCL_EP_COMB_QUANT_NONE || is_quantised, ncclInvalidArgument,
             "config->quant_recipe is {}, allowed in HT mode: 0 (none), 2 (MXFP8)", recipe);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ncclEpCombine in low-latency mode: checks the caller's structs and tensors against the contract, fills in the
 // kernel's arguments, and launches.
+#include "core/device_support.h"
 #include "core/error.h"
 #include "core/ll/handle.h"
 #include "core/ll/plan.h"
@@ -12,10 +13,9 @@ namespace crossdock {
 void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpCombineOutputs_t* caller_outputs,
                        const ncclEpCombineConfig_t* caller_config, cudaStream_t stream) {
     group_->expect_working();
-    // Check the device first: callers probe for support by trying.
     const auto settings = optional_struct(caller_config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, "config");
+    expect_supported_combine(enum_bits(settings.quant_recipe), group_->runtime().compute_capability());
     const LlCombineRecipe& recipe = ll_combine_recipe(enum_bits(settings.quant_recipe));
-    if (recipe.needs_fp4) expect_fp4(group_->runtime().compute_capability());
     const auto inputs = mandatory_struct(caller_inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, "inputs");
     const auto outputs = mandatory_struct(caller_outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, "outputs");
     expect_routing();

@@ -2,7 +2,6 @@
 #include "core/ll/recipes.h"
 
 #include <algorithm>
-#include <array>
 #include <string>
 
 #include "core/error.h"
@@ -30,8 +29,7 @@ constexpr LlCombineRecipe kCombineRecipes[] = {
      .name = "NVFP4",
      .wire = LlCombineWire::kNvfp4,
      .row_multiple = 2 * kNvfp4Block,
-     .takes_row_scales = true,
-     .needs_fp4 = true},
+     .takes_row_scales = true},
 };
 
 constexpr auto kFitsTheTerm = [](const auto& recipe) { return recipe.value < kRoundedScales; };
@@ -60,14 +58,6 @@ const LlCombineRecipe& ll_combine_recipe(unsigned int bits) {
 
 void expect_no_scales(const ncclEpTensor_t* caller, const char* name, const char* recipe) {
     if (caller != nullptr) expect_absent(caller, name, fmt::format("with recipe {}", recipe).c_str());
-}
-
-void expect_fp4(int compute_capability) {
-    constexpr std::array kCapable{0, 100, 103, 110, 120, 121};
-    require(std::find(kCapable.begin(), kCapable.end(), compute_capability) != kCapable.end(), ncclInvalidUsage,
-            "config->quant_recipe is NVFP4, which needs a GPU of compute capability 10.0, 10.3, 11.0, 12.0 or 12.1; "
-            "this one has {}.{}",
-            compute_capability / 10, compute_capability % 10);
 }
 
 }  // namespace crossdock

@@ -28,7 +28,6 @@ struct LlCombineRecipe {
     // For recipes that quantise; their rows are bf16.
     uint32_t row_multiple = 1;      // elements
     bool takes_row_scales = false;  // inputs->scales: one fp32 per row
-    bool needs_fp4 = false;
 };
 
 // InvalidArgument for bits that are no LL recipe.
@@ -36,8 +35,5 @@ const LlDispatchRecipe& ll_dispatch_recipe(unsigned int bits);
 const LlCombineRecipe& ll_combine_recipe(unsigned int bits);
 
 void expect_no_scales(const ncclEpTensor_t* caller, const char* name, const char* recipe);
-
-// InvalidUsage on a GPU that cannot convert to E2M1; a CPU (0) does it in software.
-void expect_fp4(int compute_capability);
 
 }  // namespace crossdock

@@ -16,6 +16,8 @@ const bool kIsBuiltForGpus = true;
 
 namespace {
 
+constexpr int kLeastComputeCapability = 90;  // bulk copies and mbarriers
+
 int attribute(cudaDeviceAttr which, int device) {
     int value = 0;
     check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
@@ -49,11 +51,14 @@ void fail_cuda(cudaError_t result, const char* call) {
 
 CudaRuntime::CudaRuntime(int device) : device_(device) {
     DeviceGuard guard(device_);
+    compute_capability_ = 10 * attribute(cudaDevAttrComputeCapabilityMajor, device_) +
+                          attribute(cudaDevAttrComputeCapabilityMinor, device_);
+    require(compute_capability_ >= kLeastComputeCapability, ncclInvalidUsage,
+            "GPU {} has compute capability {}.{}, expected at least {}.{}", device_, compute_capability_ / 10,
+            compute_capability_ % 10, kLeastComputeCapability / 10, kLeastComputeCapability % 10);
     load_kernels(device_);
     num_sms_ = attribute(cudaDevAttrMultiProcessorCount, device_);
     max_shared_bytes_ = static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device_));
-    compute_capability_ = 10 * attribute(cudaDevAttrComputeCapabilityMajor, device_) +
-                          attribute(cudaDevAttrComputeCapabilityMinor, device_);
     // Streams of one priority may share a hardware queue, where our copies could be queued behind a kernel that waits
     // for them.
     int least_priority = 0, greatest_priority = 0;
