@@ -456,9 +456,9 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // e4m3, e5m2 or uint8. DS_FP8E3M4: bf16 in, e4m3 out, outputs->scales fp32 with the last extent H / 128: of each 128
 // elements amax = max(1e-4, max |x|), scale amax * (1 / 448) in fp32 (round_scales: rounded up to a power of two),
 // stored value x * (448 / amax) (round_scales: x / scale) in e4m3, nearest even. Rows of tokens and of forwarded scales
-// are multiples of 16 bytes. Tokens begin at a multiple of 16 bytes, every other tensor, also scales, at a multiple of
-// its element; peers write directly only into tensors in windows that begin at a multiple of 16. No output may share
-// bytes with an input.
+// are multiples of 16 bytes. Tokens begin at a multiple of 16 bytes, every other tensor at a multiple of its element:
+// scales, too, except that forwarded scales in a window begin at a multiple of 16 bytes. No output may share bytes with
+// an input.
 //
 // Any tensor may be named by its window alone. In windows that peers write, outputs must not be touched from the moment
 // any rank may start the operation.

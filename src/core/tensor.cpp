@@ -187,12 +187,12 @@ Tensor read_tensor(Communicator& communicator, const ncclEpTensor_t* caller, con
             "{}: data is {}, but win_hdl and win_offset name {}: set one of them, or both alike", name,
             static_cast<void*>(tensor.data), static_cast<void*>(in_window));
     tensor.data = in_window;
-    expect_elements_aligned(tensor);
     PeerMap peers = window.peers;
     peers.offset += copy.win_offset;
     tensor.window = peers;
     tensor.window_place = {window.number, copy.win_offset};
     tensor.window_bytes = window.bytes - copy.win_offset;
+    expect_elements_aligned(tensor);
     return tensor;
 }
 
@@ -233,11 +233,15 @@ void refuse_dtype(const Tensor& tensor, std::initializer_list<ncclDataType_t> al
          static_cast<int>(tensor.dtype), names);
 }
 
-bool is_aligned(const Tensor& tensor, uint32_t bytes) { return reinterpret_cast<uintptr_t>(tensor.data) % bytes == 0; }
-
 void expect_aligned(const Tensor& tensor, uint32_t bytes) {
-    require(is_aligned(tensor, bytes), ncclInvalidArgument, "{} is at address {}, expected a multiple of {}",
-            tensor.name, static_cast<void*>(tensor.data), bytes);
+    if (reinterpret_cast<uintptr_t>(tensor.data) % bytes == 0) return;
+    const std::string offset = tensor.window ? fmt::format(" (win_offset {})", tensor.window_place.offset) : "";
+    fail(ncclInvalidArgument, "{} is at address {}{}, expected a multiple of {}", tensor.name,
+         static_cast<void*>(tensor.data), offset, bytes);
+}
+
+void expect_scales_aligned(const Tensor& scales) {
+    if (scales.window) expect_aligned(scales);
 }
 
 void expect_carried(const Tensor& tensor) {

@@ -38,8 +38,10 @@ DType kernel_dtype(ncclDataType_t dtype);
 
 // Bulk copies move multiples of this many bytes, at addresses that are multiples of it.
 inline constexpr uint32_t kRowGranule = 16;
-bool is_aligned(const Tensor& tensor, uint32_t bytes = kRowGranule);
 void expect_aligned(const Tensor& tensor, uint32_t bytes = kRowGranule);  // InvalidArgument if it is not
+// Of forwarded scales. In plain memory they begin at any element; in windows, which peers write by bulk copies, where
+// tokens may.
+void expect_scales_aligned(const Tensor& scales);
 
 // The memory of a call's tensors: inputs and outputs must not overlap.
 class CallMemory {

@@ -225,6 +225,70 @@ TEST_BOTH_MODES(BadDispatch, Windows) {
     });
 }
 
+// The call with one of its tensors at `offset` of the window: refused, with the tensor's name and the offset.
+template <typename Call>
+void expect_offset_refused(RankContext& context, const Window& window, Call call, OpenTensor& tensor, const char* name,
+                           uint64_t offset) {
+    tensor.tensor.win_hdl = window.handle;
+    tensor.tensor.win_offset = offset;
+    tensor.tensor.data = nullptr;
+    RANK_REFUSED(context, ncclInvalidArgument, name, call());
+    const std::string message = crossdockGetLastError();
+    RANK_CHECK(context, message.find("win_offset " + std::to_string(offset)) != std::string::npos,
+               "\"{}\" does not name win_offset {}", message, offset);
+}
+
+// Tokens and forwarded scales lie at multiples of 16 bytes in windows, all else at multiples of its element.
+TEST_BOTH_MODES(BadDispatch, OffsetsIntoWindows) {
+    using Arguments = DispatchArguments;
+    struct Place {
+        OpenTensor Arguments::*tensor;
+        const char* name;
+        std::vector<uint64_t> refused;
+    };
+    on_each_backend(kEveryBackend, [=](const BackendSpec& spec) {
+        for (const ncclEpLayout_t layout : layouts_of(mode)) {
+            const bool is_expert_major = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR;
+            std::vector<Place> places{{&Arguments::tokens, "inputs->tokens", {1, 8}},
+                                      {&Arguments::received, "outputs->tokens", {1, 8}},
+                                      {&Arguments::scales, "inputs->scales", {1, 8}},
+                                      {&Arguments::received_scales, "outputs->scales", {1, 8}}};
+            if (is_ht(mode) || !is_expert_major) {
+                places.push_back({&Arguments::weights, "inputs->topk_weights", {1, 2}});
+                places.push_back({&Arguments::received_weights, "outputs->topk_weights", {1, 2}});
+            }
+            if (!is_expert_major) places.push_back({&Arguments::received_ids, "outputs->topk_idx", {1, 2}});
+            if (!is_ht(mode)) places.push_back({&Arguments::counters, "counters", {1, 2}});
+            expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                const Window window = context.make_window(1u << 16);
+                {
+                    Victim victim(context, mode, layout);
+                    for (const Place& place : places) {
+                        for (const uint64_t offset : place.refused) {
+                            DispatchCall call(victim);
+                            call.forward_scales();
+                            // Scales are in windows where tokens are.
+                            if (place.tensor == &Arguments::received_scales)
+                                call.received.tensor.win_hdl = window.handle, call.received.tensor.data = nullptr;
+                            expect_offset_refused(context, window, std::ref(call), call.*place.tensor, place.name,
+                                                  offset);
+                        }
+                    }
+                    for (const uint64_t offset : {1, 8}) {
+                        CombineCall rows(victim), combined(victim);
+                        expect_offset_refused(context, window, std::ref(rows), rows.rows, "inputs->tokens", offset);
+                        expect_offset_refused(context, window, std::ref(combined), combined.combined, "outputs->tokens",
+                                              offset);
+                    }
+                    victim.check_untouched("offsets into windows");
+                    victim.check_working();
+                }
+                context.destroy_window(window);
+            });
+        }
+    });
+}
+
 // A handle that was never updated has no routing.
 TEST_BOTH_MODES(BadDispatch, NeedsARouting) {
     on_each_backend(kEveryBackend, [=](const BackendSpec& spec) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scales may begin wherever their type allows, in plain memory and in windows: slices of a larger tensor do.
+// In plain memory scales may begin wherever their type allows: slices of a larger tensor do. So may computed ones in
+// windows, where forwarded ones begin at multiples of 16 bytes (bad_call_test.cpp).
 #include <gtest/gtest.h>
 
 #include "conformance/support/layer.h"
@@ -61,6 +62,7 @@ void check_low_latency_everywhere(const BackendSpec& spec, const auto& table) {
         for (const ncclEpLayout_t layout : kLlLayouts) {
             for (const int max_tokens : {6, 40}) {  // on GPUs rows of few tokens travel in another form
                 for (const bool in_window : {false, true}) {
+                    if (in_window && scales.recipe == Recipe::kForward) continue;
                     expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                         check_low_latency(context, scales, layout, max_tokens, in_window);
                     });
@@ -87,29 +89,20 @@ TEST(ScaleAlignment, HighThroughput) {
         with_lsa_teams(spec, [&] {
             for (const Scales& scales : kForwarded) {
                 for (const ncclEpLayout_t layout : kHtLayouts) {
-                    for (const bool in_window : {false, true}) {
-                        expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
-                            Problem problem = plain_problem(context.num_ranks(), layout, 12, kHighThroughput);
-                            problem.recipe = scales.recipe;
-                            problem.token_type = ncclFloat8e4m3;
-                            problem.hidden = 256;
-                            problem.scale_type = scales.type;
-                            problem.num_scales = scales.num;
-                            ScopedArena arena(context, kHtWindowBytes);
-                            {
-                                Group group(context, problem);
-                                Layer layer(context, group.get(), problem,
-                                            {.arena = arena.get(),
-                                             .windows = in_window ? kOutputs | kOtherTensors : 0,
-                                             .odd_scales = true});
-                                for (uint64_t step = 0; step < 3; ++step) {
-                                    layer.round_trip();
-                                    layer.route(rerouted(problem, 120 + step));
-                                }
-                                context.barrier();
-                            }
-                        });
-                    }
+                    expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
+                        Problem problem = plain_problem(context.num_ranks(), layout, 12, kHighThroughput);
+                        problem.recipe = scales.recipe;
+                        problem.token_type = ncclFloat8e4m3;
+                        problem.hidden = 256;
+                        problem.scale_type = scales.type;
+                        problem.num_scales = scales.num;
+                        Group group(context, problem);
+                        Layer layer(context, group.get(), problem, {.odd_scales = true});
+                        for (uint64_t step = 0; step < 3; ++step) {
+                            layer.round_trip();
+                            layer.route(rerouted(problem, 120 + step));
+                        }
+                    });
                 }
             }
         });

@@ -146,6 +146,8 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
         expect_shape(out_scales, {target.sizes[0], kAnySize}, "[rows of outputs->tokens, scales per token]");
         expect_rows_of_granules(scales);
         expect_rows_of_granules(out_scales);
+        expect_scales_aligned(scales);
+        expect_scales_aligned(out_scales);
         const size_t scale_bytes = shared_row_bytes(scales, out_scales);
         require(scale_bytes <= config.max_token_bytes - row_bytes, ncclInvalidArgument,
                 "outputs->tokens has rows of {} bytes and {} bytes of scales, allowed: together at most "
@@ -161,8 +163,7 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
         memory.writes(out_scales);
         args.scales = scales.data;
         args.out_scales = out_scales.data;
-        // Peers write rows and scales by bulk copies. If these cannot write a window, this rank fills it.
-        if (is_aligned(out_scales)) scale_window = out_scales.window;
+        scale_window = out_scales.window;
         scale_place = out_scales.window_place;
         scale_window_bytes = out_scales.window_bytes;
     }

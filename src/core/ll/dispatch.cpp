@@ -64,9 +64,8 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     if (may_be_direct && token_window) args.direct |= kDirectTokens, args.token_windows = *token_window;
     if (may_be_direct && scale_window) args.direct |= kDirectScales, args.scale_windows = *scale_window;
     require(group_->config().zero_copy != NCCL_EP_ZERO_COPY_ON || args.direct != 0, ncclInvalidArgument,
-            "the group's zero_copy is on: expected window-backed outputs->tokens or outputs->scales (scales: at a "
-            "multiple of {} bytes), rank-major layout and recipe none or forward",
-            kRowGranule);
+            "the group's zero_copy is on: expected window-backed outputs->tokens or outputs->scales, rank-major layout "
+            "and recipe none or forward");
     args.common.set(Term::kRouting, window_term(args.direct, token_place, scale_place));
     const LaunchShape shape = plan_ll_dispatch(*group_, args);
     issue<LlDispatch>(args, shape, stream);
@@ -149,8 +148,9 @@ void LlHandle::read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const 
                 kRowGranule);
         memory.reads(source);
         args.scales = source.data;
-        // Peers write scales by bulk copies. If these cannot write a window, this rank fills it.
-        if (is_aligned(target)) scale_window = target.window;
+        expect_scales_aligned(source);
+        expect_scales_aligned(target);
+        scale_window = target.window;
         scale_place = target.window_place;
     }
     memory.writes(target);
