@@ -33,11 +33,21 @@
 // - Objects belong to the process that created them. After fork() every call of the child on a communicator, group or
 //   handle of its parent is ncclInvalidUsage, and the child's exit does not affect the parent. The child may create its
 //   own, but not on GPUs, since CUDA does not survive a fork.
-// - Waits for peers are bounded by the timeout T (timeout_ns of the group), so that a lost rank is an error. LL: all
-//   waits of an operation end T after it has begun on this rank's device. HT: a wait ends when its peer has been silent
-//   for T. A peer that waits for a lost rank itself is not silent; such a wait lasts 2 T at most, with masks
-//   4 (R + 1) T, since ranks may be lost one after the other. ncclEpMaskClean: 3 T in HT, in LL for each communication
-//   buffer of the group. The caller's own work on the device or the stream is not bounded.
+// - Waits for peers are bounded by the timeout T (timeout_ns of the group), so that a lost rank is an error. The most
+//   that a wait lasts:
+//                                                                    without masks  with masks
+//     LL, from when the operation (of a split one: this half) began on this rank's device
+//       for a rank that has not entered the operation                T              T
+//       for one that has: it may wait for a lost one itself          T              2 T
+//       for this rank's own part                                     T              3 T
+//     HT, from when the wait began
+//       for a rank that is silent: from its last heartbeat           T              T
+//       for one that is not, since it waits for a lost one itself    2 T            2 (R + 1) T
+//       for this rank's own part                                     2 (R + 1) T    4 (R + 1) T
+//     ncclEpMaskClean (LL: per communication buffer of the group)                   3 T
+//     ncclEpGroupDestroy, once the device has done its work          T              T
+//   With masks, ranks may be lost one after the other, and each costs its own wait. The caller's own work on the device
+//   or the stream is not bounded.
 // - The communicator may also be one of crossdock.h, whose ranks are threads or processes on CPUs. "Device memory" is
 //   then host memory.
 #ifndef NCCL_EP_H_

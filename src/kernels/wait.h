@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounded waits of LL, A2SGD and mask cleans (HT: kernels/ht/waits.h). A wait that times out leaves a record for the
-// host (device/wait.h); then the peer is masked, or the group fails.
+// Bounded waits of LL, A2SGD and mask cleans (HT: kernels/ht/waits.h). nccl_ep.h says how long they last at most. A
+// wait that times out leaves a record for the host (device/wait.h); then the peer is masked, or the group fails.
 #pragma once
 
 #include "device/wait.h"
@@ -34,7 +34,7 @@ CROSSDOCK_DEVICE_RARE bool may_go_on_waiting(const Ctx& ctx, const WaitScope& sc
 }
 
 // Polls load() until ready(value). One lane. Returns false as may_go_on_waiting does. The timeout counts from the
-// operation's start on this rank, so all its waits for lost ranks end together.
+// operation's start on this rank, so all its waits for ranks that have not come end together.
 template <typename Load, typename Ready>
 CROSSDOCK_DEVICE bool wait_until(const Ctx& ctx, const auto& scope, const Operation& operation, WaitStep step, int peer,
                                  uint64_t expected, Load load, Ready ready) {

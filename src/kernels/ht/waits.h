@@ -61,8 +61,8 @@ CROSSDOCK_DEVICE TaggedWord* terms_word(const HtCommon& c, const Operation& oper
     return reinterpret_cast<TaggedWord*>(c.peers.at(owner, terms_offset(c, operation, writer)));
 }
 
-// How many timeouts a wait may last while its peer sends heartbeats: lost ranks may cost peers one after the
-// other. A rank that waits for itself waits for a part of it that waits for a peer: that part times out first.
+// How many timeouts a wait may last while its peer sends heartbeats (nccl_ep.h): lost ranks may cost peers one after
+// the other. A rank that waits for itself waits for a part of it that waits for a peer: that part times out first.
 CROSSDOCK_DEVICE uint64_t most_timeouts(const HtCommon& c, int peer) {
     const uint64_t ranks = c.arena.num_ranks;
     if (c.scope.masking == 0) return peer == c.rank ? 2 * (ranks + 1) : 2;
