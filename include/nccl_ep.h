@@ -460,6 +460,10 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 //   [N, K] int64; expert-major: topk_weights [N] fp32, zones of the experts padded with zero rows to the alignment. In
 //   all unused rows, to the end of the tensor or of the budget, topk_idx is -1 and weights are 0. BWD has neither
 //   weights nor topk_idx. Expert-major, the counters of layout_info that are given are written as in an update.
+//   With NCCL_EP_OVERFLOW_DROP the first C rows (expert-major: slots) in that order arrive, and no others. Counters
+//   count what arrives, recv_total_counter what would have come without a budget. Every row that is counted, padding
+//   aside, has arrived and holds its own token and weight (zeros if its rank was lost, with ht_masks). NVIDIA's library
+//   may also drop tokens whose slots are below C, and has zeros there.
 //
 // Data types: NONE: tokens bf16, fp16, fp32, or of one byte: e4m3, e5m2, ncclFloat4x2, uint8, int8; the same in and
 // out, no scales. FWD: tokens alike; inputs->scales [B, S] and outputs->scales, with S for H, of fp32, fp16, bf16,

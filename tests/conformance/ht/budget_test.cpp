@@ -94,6 +94,43 @@ TEST(HtBudget, WhatDoesNotFitIsDroppedInOrder) {
     });
 }
 
+// More tokens come than the budget has rows, and the last ones go to the first zone: every row that is counted holds
+// its own token and weight, however many tokens come before it, and its sum returns. The data path that the environment
+// asks for makes no difference.
+TEST(HtBudget, EveryCountedRowHasArrived) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        for (const char* const path : {"", "NCCL_EP_HT_EM_LOCAL_DUP", "NCCL_EP_HT_EM_NVLINK_DUP"}) {
+            if (*path != '\0') setenv(path, "1", 1);
+            for (const size_t alignment : {1, 4}) {
+                expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                    Problem problem =
+                        plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 1, kHighThroughput);
+                    problem.num_topk = 2;
+                    problem.alignment = alignment;
+                    problem.ranks.assign(context.num_ranks(), {});
+                    const int tokens = context.num_ranks() * problem.max_tokens;
+                    const int late = tokens - 3;
+                    for (int rank = 0; rank < context.num_ranks(); ++rank) {
+                        reference::RankInput& own = problem.ranks[rank];
+                        own.num_tokens = problem.max_tokens;
+                        for (int token = 0; token < problem.max_tokens; ++token) {
+                            const bool is_late = rank * problem.max_tokens + token >= late;
+                            own.ids.insert(own.ids.end(), {is_late ? 0 : 1, -1});
+                            own.weights.insert(own.weights.end(), {0.25f + static_cast<float>(token), 0.5f});
+                        }
+                    }
+                    problem.drops = true;
+                    problem.budget = static_cast<size_t>(std::max(problem.max_tokens, tokens - 5));
+                    Group group(context, problem);
+                    Layer layer(context, group.get(), problem, {.extra_rows = 3, .extra_metadata_rows = 2});
+                    layer.round_trip();
+                });
+            }
+            if (*path != '\0') unsetenv(path);
+        }
+    });
+}
+
 // One zone's padding alone exceeds the budget.
 TEST(HtBudget, AlignmentsMayExceedTheBudget) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
