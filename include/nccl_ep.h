@@ -117,9 +117,11 @@ typedef cudaError_t (*ncclEpAllocFn_t)(void** ptr, size_t size, void* context);
 typedef cudaError_t (*ncclEpFreeFn_t)(void* ptr, void* context);
 
 // Either both functions or none. Device memory of a group and its handles that no peer reaches comes from here: less
-// than 1 KiB per group and communication buffer, and ncclEpHandleMemSize bytes for each handle without memory of the
-// caller. The communication buffers, by far the most, are symmetric windows, which only NCCL can allocate
-// (ncclMemAlloc). crossdockGroupMemoryUse (crossdock.h) returns how much of each a group has.
+// than 1 KiB and 4 bytes per rank for the group, less than 1 KiB per communication buffer, and ncclEpHandleMemSize
+// bytes for each handle without memory of the caller. The communication buffers, by far the most, are symmetric
+// windows, which only NCCL can allocate (ncclMemAlloc). An HT group has one; an LL group has one, and one more for each
+// handle that needs a larger one than all before it. crossdockGroupMemoryUse (crossdock.h) returns how much of each a
+// group has.
 typedef struct {
     ncclEpAllocFn_t alloc_fn;
     ncclEpFreeFn_t free_fn;
@@ -144,7 +146,7 @@ typedef struct {
     unsigned int max_num_sms;            // most SMs an operation occupies, 1 .. those of the device, or NCCL_EP_AUTO
     ncclEpAllocConfig_t alloc;
     unsigned int enable_mask;  // LL; a rank that does not answer is masked instead of failing the group
-    uint64_t timeout_ns;       // T, see above; 0: 100 s. NCCL_EP_TIMEOUT_MS (ms) overrides it
+    uint64_t timeout_ns;       // T, see above; 0: 100 s; at most 2^48. NCCL_EP_TIMEOUT_MS (ms) overrides it
     // Version 2
     ncclEpZeroCopyMode_t zero_copy;
     ncclEpOverflowPolicy_t overflow_policy;  // HT; LL expert-major: trap fails the group where repeated ids bring
@@ -379,10 +381,12 @@ ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t* tensor);
 // later calls answer ncclRemoteError, and ncclEpGroupDestroy still works. So does a peer that announces a number
 // out of range: nothing of it is used. On a GPU that happens between two calls, so the message is also printed to
 // stderr at once, unless NCCL_EP_QUIET=1. NCCL's own part in creating a group, connecting all ranks and registering
-// memory, gets at least 60 s. ncclInvalidArgument: E is 0 or no multiple of R; M or max_token_bytes is 0; num_topk > E;
-// an unknown enum value; HT: C below M (and not 0), max_token_bytes no multiple of 16. ncclInvalidUsage: one allocator
-// hook without the other; more SMs than the device has; eager mode with DROP; values that differ between ranks; an NCCL
-// or a topology without the device API; contradicting environment variables.
+// memory, gets at least 60 s. ncclInvalidArgument: E is 0, no multiple of R or above 2^20; M or max_token_bytes is 0;
+// max_token_bytes is above 2^30; R*M is above 2^31 - 1; M is above 2^24 - 1, in LL above (2^24 - 1) / 64; LL: E * L is
+// above 2^31 - 1; num_topk > E; an unknown enum value; HT: C below M (and not 0), max_token_bytes no multiple of 16.
+// ncclInvalidUsage: a GPU of compute capability below 9.0, or more SMs than it has (both judged first); one allocator
+// hook without the other; eager mode with DROP, or where R * M * num_topk is above 2^31 - 1; values that differ between
+// ranks; an NCCL or a topology without the device API; contradicting environment variables.
 ncclResult_t ncclEpCreateGroup(ncclEpGroup_t* ep_group, ncclComm_t comm, const ncclEpGroupConfig_t* config);
 
 // Destroys a group: collective, not capturable. Waits until the device has done all work of this process, on all
@@ -413,7 +417,7 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group, ncclEpLayout_t layout, 
 // tensors', and a replay takes what the memory holds then, which must be such a routing, for the same B; num_topk -1
 // and eager mode are ncclInvalidUsage there, before anything is captured. Routing that a handle of another group,
 // layout, K or alignment has written is ncclInvalidUsage when it is read.
-// num_topk: K, 1 .. E; -1 in HT takes the group's num_topk.
+// num_topk: K, 1 .. E and at most 64; -1 in HT takes the group's num_topk, or the largest K if that is 0.
 // ncclInvalidArgument: a layout that the algorithm does not have, an alignment that is no power of two, a K out of
 // range, a handle_mem of wrong shape, type or size. ncclInvalidUsage: K above the group's num_topk (HT).
 ncclResult_t ncclEpInitHandle(ncclEpHandle_t* handle, ncclEpGroup_t ep_group, ncclEpLayout_t layout,
