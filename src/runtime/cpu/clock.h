@@ -3,6 +3,7 @@
 
 #include <time.h>
 
+#include <atomic>
 #include <cstdint>
 
 namespace crossdock::cpu {
@@ -12,6 +13,21 @@ inline uint64_t steady_now_ns() {
     clock_gettime(CLOCK_MONOTONIC, &now);
     return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
 }
+
+// A thread's own time, which counts at most this much between two looks. A rank that was stopped for longer, perhaps
+// with all others, has not waited for them meanwhile.
+inline constexpr uint64_t kMostUnseenNs = 100'000'000;
+inline uint64_t own_now_ns() {
+    thread_local uint64_t t_seen_ns = 0, t_unseen_ns = 0;
+    const uint64_t now_ns = steady_now_ns();
+    if (t_seen_ns != 0 && now_ns > t_seen_ns + kMostUnseenNs) t_unseen_ns += now_ns - t_seen_ns - kMostUnseenNs;
+    t_seen_ns = now_ns;
+    return now_ns - t_unseen_ns;
+}
+
+// The clock of waits for ranks, but for the simulation's. Tests set another one (tests/backends/patient_clock.h).
+inline std::atomic<uint64_t (*)()> wait_clock{&own_now_ns};
+inline uint64_t wait_now_ns() { return wait_clock.load(std::memory_order_relaxed)(); }
 
 // Deadlines must not wrap around.
 inline uint64_t saturating_add(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }

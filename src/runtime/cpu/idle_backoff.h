@@ -55,7 +55,7 @@ class IdleBackoff {
     static constexpr uint64_t kSleepErrorNs = 100'000;  // more than the kernel's timer slack
 
     static void sleep_before(uint64_t deadline_ns) {
-        if (deadline_ns < saturating_add(steady_now_ns(), kSleepNs + kSleepErrorNs)) {
+        if (deadline_ns < saturating_add(wait_now_ns(), kSleepNs + kSleepErrorNs)) {
             sched_yield();
             return;
         }

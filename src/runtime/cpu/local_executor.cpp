@@ -58,7 +58,8 @@ class LocalWarp final : public Warp {
         acquire(&barrier);
     }
 
-    uint64_t now_ns() override { return steady_now_ns(); }
+    // Users' kernels may measure time.
+    uint64_t now_ns() override { return launch->is_users ? steady_now_ns() : wait_now_ns(); }
 
     void pause(uint64_t deadline_ns) override {
         const ExecutorsWork work(kernel());
@@ -287,12 +288,12 @@ bool LocalExecutor::wait(const std::function<bool()>& ready, uint64_t deadline_n
             backoff.reset();
             continue;
         }
-        if (steady_now_ns() >= deadline_ns) return ready();
+        if (wait_now_ns() >= deadline_ns) return ready();
         backoff.idle(deadline_ns);
     }
     return true;
 }
 
-uint64_t LocalExecutor::now_ns() { return steady_now_ns(); }
+uint64_t LocalExecutor::now_ns() { return wait_now_ns(); }
 
 }  // namespace crossdock::cpu
