@@ -380,8 +380,9 @@ ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t* tensor);
 // A wait for a peer that outlasts the timeout fails a group without masks: outputs of that operation are undefined,
 // later calls answer ncclRemoteError, and ncclEpGroupDestroy still works. So does a peer that announces a number
 // out of range: nothing of it is used. On a GPU that happens between two calls, so the message is also printed to
-// stderr at once, unless NCCL_EP_QUIET=1. NCCL's own part in creating a group, connecting all ranks and registering
-// memory, gets at least 60 s. ncclInvalidArgument: E is 0, no multiple of R or above 2^20; M or max_token_bytes is 0;
+// stderr at once, unless NCCL_EP_QUIET=1. Making groups and handles, where ranks connect and map memory, waits at least
+// 60 s for each rank (ranks on CPUs: CROSSDOCK_JOIN_TIMEOUT_MS), and longer if T is.
+// ncclInvalidArgument: E is 0, no multiple of R or above 2^20; M or max_token_bytes is 0;
 // max_token_bytes is above 2^30; R*M is above 2^31 - 1; M is above 2^24 - 1, in LL above (2^24 - 1) / 64; LL: E * L is
 // above 2^31 - 1; num_topk > E; an unknown enum value; HT: C below M (and not 0), max_token_bytes no multiple of 16.
 // ncclInvalidUsage: a GPU of compute capability below 9.0, or more SMs than it has (both judged first); one allocator

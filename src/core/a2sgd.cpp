@@ -97,7 +97,7 @@ A2sgd::A2sgd(std::shared_ptr<Communicator> communicator, const Settings& setting
     GroupConfig config;
     config.num_ranks = arena.num_ranks;
     config.lsa_team_size = settings_.lsa_team_size;
-    memory_ = communicator_->allocate_symmetric(arena.bytes(), settings_.timeout_ns);
+    memory_ = communicator_->allocate_symmetric(arena.bytes(), communicator_->setup_timeout_ns(settings_.timeout_ns));
     team_ = std::make_unique<TeamView>(*communicator_, config, *memory_);
     team_->reach.signals = arena.signals_offset();
     team_->reach.raised = arena.raised_offset();
@@ -151,7 +151,8 @@ void A2sgd::expect_equal_on_all_ranks() const {
     std::array<uint64_t, fields.size()> own{};
     for (size_t i = 0; i < fields.size(); ++i) own[i] = fields[i].value;
     std::vector<decltype(own)> all(static_cast<size_t>(communicator_->num_ranks()));
-    communicator_->all_gather(own.data(), all.data(), sizeof(own), "crossdockA2sgdCreate", settings_.timeout_ns);
+    communicator_->all_gather(own.data(), all.data(), sizeof(own), "crossdockA2sgdCreate",
+                              communicator_->setup_timeout_ns(settings_.timeout_ns));
     for (size_t rank = 0; rank < all.size(); ++rank) {
         for (size_t i = 0; i < fields.size(); ++i) {
             require(all[rank][i] == all[0][i], ncclInvalidUsage,

@@ -220,7 +220,8 @@ void GroupConfig::expect_equal_on_all_ranks(Communicator& communicator) const {
     std::array<uint64_t, fields.size()> own{};
     for (size_t i = 0; i < fields.size(); ++i) own[i] = fields[i].value;
     std::vector<decltype(own)> all(num_ranks);
-    communicator.all_gather(own.data(), all.data(), sizeof(own), "ncclEpCreateGroup", timeout_ns);
+    communicator.all_gather(own.data(), all.data(), sizeof(own), "ncclEpCreateGroup",
+                            communicator.setup_timeout_ns(timeout_ns));
     for (uint32_t rank = 0; rank < num_ranks; ++rank) {
         for (size_t i = 0; i < fields.size(); ++i) {
             require(all[rank][i] == all[0][i], ncclInvalidUsage,

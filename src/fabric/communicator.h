@@ -54,8 +54,9 @@ class Communicator {
     // ncclRemoteError, whose message names `what` and the missing ranks.
     virtual void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) = 0;
     void barrier(const char* what, uint64_t timeout_ns);
-    // Timeout while ranks may still be setting up memory; at least timeout_ns.
-    virtual uint64_t setup_timeout_ns(uint64_t timeout_ns) const { return timeout_ns; }
+    // The timeout of making groups and handles, in which ranks connect and map memory, and may come late; at least
+    // timeout_ns.
+    virtual uint64_t setup_timeout_ns(uint64_t timeout_ns) const = 0;
 
     // Collective, blocking, bounded like all_gather.
     virtual std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) = 0;

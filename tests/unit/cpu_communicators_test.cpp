@@ -21,6 +21,7 @@
 #include "fabric/cpu/in_process_communicator.h"
 #include "fabric/cpu/registry.h"
 #include "messages.h"
+#include "nccl_ep.h"
 #include "runtime/cpu/executor.h"
 #include "runtime/runtime.h"
 
@@ -100,7 +101,7 @@ TEST_P(InProcessBackends, NameTheRanksThatDoNotCome) {
         if (rank == 1 || rank == 3) return;
         const auto communicator = communicator_of(comm);
         const std::string message =
-            message_of([&] { communicator->barrier("group creation", kSecond); }, ncclRemoteError);
+            message_of([&] { communicator->barrier("group creation", 3 * kSecond); }, ncclRemoteError);
         expect_mentions(message, {"group creation", "ranks 1, 3"});
     });
 }
@@ -115,23 +116,53 @@ TEST_P(InProcessBackends, GoOnAfterATimeout) {
             gave_up = true;
         } else {
             communicator->runtime().cpu_executor()->wait([&] { return gave_up.load(); }, UINT64_MAX);
-            communicator->barrier("first", 10 * kSecond);
+            communicator->barrier("first", 100 * kSecond);
         }
         const int own = rank;
         int all[2] = {-1, -1};
-        communicator->all_gather(&own, all, sizeof(int), "second", 10 * kSecond);
+        communicator->all_gather(&own, all, sizeof(int), "second", 100 * kSecond);
         EXPECT_EQ(all[0], 0);
         EXPECT_EQ(all[1], 1);
         gave_up = false;
     });
 }
 
+// The timeout of a group's operations, here 1 ms, does not lose a rank that is slow while groups and handles are made.
+TEST_P(InProcessBackends, WaitForRanksThatMakeGroupsLate) {
+    run(2, [](ncclComm_t comm, int rank) {
+        const auto executor = communicator_of(comm)->runtime().cpu_executor();
+        const auto be_late = [&] {
+            if (rank == 1) executor->wait([] { return false; }, executor->now_ns() + 30'000'000);
+        };
+        for (const ncclEpAlgorithm_t algorithm : {NCCL_EP_ALGO_LOW_LATENCY, NCCL_EP_ALGO_HIGH_THROUGHPUT}) {
+            ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
+            config.algorithm = algorithm;
+            config.num_experts = config.max_dispatch_tokens_per_rank = 2;
+            config.max_token_bytes = 16;
+            config.timeout_ns = 1'000'000;
+            const bool is_ht = algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
+            if (is_ht) config.max_recv_tokens_per_rank = 4;
+            ncclEpGroup_t group = nullptr;
+            be_late();
+            EXPECT_EQ(ncclEpCreateGroup(&group, comm, &config), ncclSuccess) << last_error();
+            be_late();
+            ncclEpHandle_t handle = nullptr;
+            EXPECT_EQ(ncclEpInitHandle(&handle, group, is_ht ? NCCL_EP_LAYOUT_FLAT : NCCL_EP_LAYOUT_EXPERT_MAJOR,
+                                       nullptr, 1, nullptr),
+                      ncclSuccess)
+                << last_error();
+            EXPECT_EQ(ncclEpHandleDestroy(handle), ncclSuccess);
+            EXPECT_EQ(ncclEpGroupDestroy(group), ncclSuccess);
+        }
+    });
+}
+
 TEST_P(InProcessBackends, NoticeThatRanksAreInDifferentCalls) {
     run(2, [](ncclComm_t comm, int rank) {
         const auto communicator = communicator_of(comm);
-        const std::string message =
-            message_of([&] { communicator->barrier(rank == 0 ? "group creation" : "window registration", kSecond); },
-                       ncclInvalidUsage);
+        const std::string message = message_of(
+            [&] { communicator->barrier(rank == 0 ? "group creation" : "window registration", 100 * kSecond); },
+            ncclInvalidUsage);
         expect_mentions(message, {"group creation", "window registration", "rank 0", "rank 1"});
     });
 }
@@ -141,17 +172,17 @@ TEST_P(InProcessBackends, SymmetricMemoryIsOneForAll) {
     run(kRanks, [](ncclComm_t comm, int rank) {
         const auto communicator = communicator_of(comm);
         for (int round = 0; round < 3; ++round) {
-            const auto memory = communicator->allocate_symmetric(5000, kSecond * 10);
+            const auto memory = communicator->allocate_symmetric(5000, 100 * kSecond);
             EXPECT_EQ(memory->bytes, 5000u);
             EXPECT_EQ(memory->local, memory->peers.at(rank, 0));
             EXPECT_EQ(reinterpret_cast<uintptr_t>(memory->local) % 4096, 0u);
             EXPECT_EQ(std::accumulate(memory->local, memory->local + 5000, 0,
                                       [](int sum, std::byte byte) { return sum + static_cast<int>(byte); }),
                       0);
-            communicator->barrier("zeros seen", kSecond * 10);
+            communicator->barrier("zeros seen", 100 * kSecond);
             for (int peer = 0; peer < kRanks; ++peer)
                 *memory->peers.at(peer, static_cast<uint64_t>(rank)) = std::byte{9};
-            communicator->barrier("all written", kSecond * 10);
+            communicator->barrier("all written", 100 * kSecond);
             for (int peer = 0; peer < kRanks; ++peer) EXPECT_EQ(memory->local[peer], std::byte{9});
         }
     });
@@ -160,9 +191,9 @@ TEST_P(InProcessBackends, SymmetricMemoryIsOneForAll) {
 TEST_P(InProcessBackends, SizesMustAgree) {
     run(2, [](ncclComm_t comm, int rank) {
         const auto communicator = communicator_of(comm);
-        expect_mentions(
-            message_of([&] { communicator->allocate_symmetric(rank == 0 ? 64 : 128, kSecond); }, ncclInvalidArgument),
-            {"rank 1", "128", "64"});
+        expect_mentions(message_of([&] { communicator->allocate_symmetric(rank == 0 ? 64 : 128, 100 * kSecond); },
+                                   ncclInvalidArgument),
+                        {"rank 1", "128", "64"});
         char memory[16];
         ncclWindow_t window = nullptr;
         EXPECT_EQ(crossdockCommWindowRegister(comm, memory, rank == 0 ? 8 : 16, &window, 0), ncclInvalidArgument);
@@ -200,7 +231,7 @@ TEST_P(InProcessBackends, WarpsPutAndSignalByTheDeviceApi) {
     constexpr int kWarps = 2;
     run(2, [](ncclComm_t comm, int rank) {
         const auto communicator = communicator_of(comm);
-        const auto memory = communicator->allocate_symmetric(kWarps * sizeof(Words), 10 * kSecond);
+        const auto memory = communicator->allocate_symmetric(kWarps * sizeof(Words), 100 * kSecond);
         const NetworkHandle network = communicator->network_of(*memory);
         const auto window = static_cast<ncclWindow_t>(network.window);
         LaunchShape shape;
@@ -230,7 +261,7 @@ TEST_P(InProcessBackends, WarpsPutAndSignalByTheDeviceApi) {
             crossdockGinFlush(0, 0, {});
             words.source = 99;  // only now
         });
-        communicator->barrier("the test's end", 10 * kSecond);
+        communicator->barrier("the test's end", 100 * kSecond);
     });
     expect_mentions(message_of([] { crossdockGinOpen(0, 0, {}); }, ncclInvalidUsage), {"outside"});
 }

@@ -46,6 +46,7 @@ class PretendedGpu : public Communicator {
     void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) override {
         own_->all_gather(own, all, bytes, what, timeout_ns);
     }
+    uint64_t setup_timeout_ns(uint64_t timeout_ns) const override { return own_->setup_timeout_ns(timeout_ns); }
     std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override {
         return own_->allocate_symmetric(bytes, timeout_ns);
     }

@@ -127,22 +127,12 @@ class HostileWriter {
 
 using HostileProgram = std::function<Answers(const std::shared_ptr<Communicator>&, uint64_t seed)>;
 
-// None where the ranks did not meet in time to make a group: its timeout is short, and the machine may be busy.
-inline Answers answers_of(const HostileProgram& program, const std::shared_ptr<Communicator>& communicator,
-                          uint64_t seed) {
-    try {
-        return program(communicator, seed);
-    } catch (const Error&) {
-        return {};
-    }
-}
-
 inline std::vector<Answers> answers_of_threads(uint64_t seed, const HostileProgram& program) {
     auto communicators = cpu::make_thread_communicators(kHostileRanks);
     std::vector<Answers> answers(kHostileRanks);
     std::vector<std::thread> ranks;
     for (size_t rank = 0; rank < kHostileRanks; ++rank)
-        ranks.emplace_back([&, rank] { answers[rank] = answers_of(program, communicators[rank], seed); });
+        ranks.emplace_back([&, rank] { answers[rank] = program(communicators[rank], seed); });
     for (std::thread& rank : ranks) rank.join();
     return answers;
 }
@@ -163,7 +153,7 @@ inline void survive_in_processes(uint64_t seeds, const HostileProgram& program) 
         for (int rank = 0; rank < kHostileRanks; ++rank) {
             const pid_t child = fork();
             if (child == 0) {
-                answers_of(program, cpu::join_processes(id, kHostileRanks, rank), seed);
+                program(cpu::join_processes(id, kHostileRanks, rank), seed);
                 _exit(::testing::Test::HasFailure() ? 1 : 0);
             }
             children.push_back(child);

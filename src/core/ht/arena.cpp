@@ -60,7 +60,8 @@ HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
     const HtBlocks own{blocks_of(config.dispatch_sms), blocks_of(config.combine_sms),
                        blocks_of(config.flat_dispatch_sms), blocks_of(config.flat_combine_sms)};
     std::vector<HtBlocks> all(config.num_ranks);
-    communicator.all_gather(&own, all.data(), sizeof(own), "ncclEpCreateGroup", config.timeout_ns);
+    communicator.all_gather(&own, all.data(), sizeof(own), "ncclEpCreateGroup",
+                            communicator.setup_timeout_ns(config.timeout_ns));
     blocks = own;
     for (const HtBlocks& other : all) {
         blocks = {std::min(blocks.dispatch, other.dispatch), std::min(blocks.combine, other.combine),
@@ -74,7 +75,7 @@ HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
     outbox = HtOutbox::of(geometry, config.num_ranks / config.lsa_team_size,
                           gin_ring_bytes(communicator.backend(), config, geometry.channels));
     memory = communicator.allocate_symmetric(config.has_several_teams() ? outbox.bytes : geometry.arena_bytes(),
-                                             config.timeout_ns);
+                                             communicator.setup_timeout_ns(config.timeout_ns));
     team.emplace(communicator, config, *memory);
     team->reach.signals = outbox.signals;
     team->reach.raised = outbox.raised;

@@ -28,7 +28,8 @@ uint64_t documented_need(const GroupConfig& config, ncclEpLayout_t layout, uint3
 
 LlArena::LlArena(Communicator& communicator, const GroupConfig& config, const LlGeometry& arena_geometry)
     : geometry(arena_geometry),
-      memory(communicator.allocate_symmetric(arena_bytes_of(config, arena_geometry), config.timeout_ns)),
+      memory(communicator.allocate_symmetric(arena_bytes_of(config, arena_geometry),
+                                             communicator.setup_timeout_ns(config.timeout_ns))),
       state(communicator.runtime(), config.alloc, sizeof(LlArenaState)),
       team(communicator, config, *memory) {
     if (config.has_several_teams()) {

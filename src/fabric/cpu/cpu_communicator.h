@@ -2,6 +2,7 @@
 // The common base of the CPU backends' communicators: host exchange, windows, runtime.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,7 +14,8 @@
 
 namespace crossdock::cpu {
 
-// CROSSDOCK_JOIN_TIMEOUT_MS, default 60 s: timeout of joining and of crossdock.h's collectives.
+// CROSSDOCK_JOIN_TIMEOUT_MS, default 60 s: timeout of joining and of crossdock.h's collectives, the least of making
+// groups and handles.
 uint64_t join_timeout_ns();
 // CROSSDOCK_NETWORK_TIMEOUT_MS, default 100 s: a rank on another host is declared lost after this long without
 // accepting data.
@@ -27,6 +29,7 @@ class CpuCommunicator : public Communicator {
     int num_ranks() const final { return num_ranks_; }
     Runtime& runtime() final { return runtime_; }
     void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) final;
+    uint64_t setup_timeout_ns(uint64_t timeout_ns) const final { return std::max(timeout_ns, join_timeout_ns()); }
     WindowView window(ncclWindow_t handle) final;
     // Changes when a window of any communicator is registered or deregistered; until then views are valid.
     static uint64_t num_window_changes();
