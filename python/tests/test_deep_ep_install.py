@@ -112,7 +112,7 @@ def test_the_command_and_the_folder(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(IMPORTS)
     process = start("-m", "crossdock", "run", "--as-deep-ep", program, "parent")
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     assert sorted(output.splitlines()) == [
         "as expected child",
@@ -127,7 +127,7 @@ def test_a_command_that_is_no_script() -> None:
     """What it starts finds the module on its path, as an engine's own command does, and the library, too."""
     code = "import ctypes, deep_ep; print(deep_ep.__version__, hasattr(ctypes.CDLL(None), 'crossdockGetLastError'))"
     process = start("-m", "crossdock", "run", "--as-deep-ep", "sh", "-c", f'{sys.executable} -c "{code}"')
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=600)
     assert output == "2.1.0 True\n", errors
     assert "use Crossdock" in errors and "; deep_ep is crossdock.deep_ep, with the interface of DeepEP 2.1.0" in errors
 
@@ -145,11 +145,11 @@ def test_another_deep_ep_is_respected(tmp_path: Path) -> None:
         ("import deep_ep", shadowed, f"another deep_ep is installed, {other}"),
     ]:
         process = start("-c", code, **path)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=600)
         last = errors.splitlines()[-1]
         assert process.returncode == 1 and message in last and "crossdock/deep_ep" in last
     process = start("-m", "crossdock", "run", "--as-deep-ep", "true", **both)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == 2 and errors.startswith("crossdock: another deep_ep is installed"), errors
 
 
@@ -160,7 +160,7 @@ def test_a_folder_that_is_called_deep_ep(tmp_path: Path) -> None:
     script.write_text("import deep_ep; print(deep_ep.__name__)\n")
     for command in ([script], [sys.executable, script]):
         process = start("-m", "crossdock", "run", "--as-deep-ep", *command)
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=600)
         assert output == "crossdock.deep_ep\n", errors
 
 
@@ -176,7 +176,7 @@ def test_processes(tmp_path: Path) -> None:
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     command = ("-m", "crossdock", "run", "--as-deep-ep", program)
     processes = [start(*command, **common, RANK=str(rank)) for rank in range(2)]
-    results = [process.communicate(timeout=120) for process in processes]
+    results = [process.communicate(timeout=600) for process in processes]
     if any("cannot open UCX" in errors for _, errors in results):
         pytest.skip("there is no UCX on this machine, and no second node")
     for rank, (output, errors) in enumerate(results):

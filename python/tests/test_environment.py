@@ -13,7 +13,7 @@ import pytest
 
 def python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=os.environ | environment)
 
 
 def test_without_torch() -> None:
@@ -74,7 +74,7 @@ def test_doctor_names_the_nccl_that_is_loaded(old_nccl: Path) -> None:
         [sys.executable, "-m", "crossdock", "doctor"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         env=os.environ | {"CROSSDOCK_NCCL_LIBRARY": str(old_nccl)},
     )
     assert done.returncode == 0, done.stderr

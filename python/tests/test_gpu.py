@@ -49,7 +49,7 @@ def test_on_gpus(name: str, found: list[dict[str, str]]) -> None:
 
 def run(*arguments: Any, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=os.environ | environment)
 
 
 @pytest.mark.parametrize("mode", ["ht", "ll"])

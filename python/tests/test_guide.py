@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from patience import short_timeout_ms
+
 ROOT = Path(__file__).parents[2]
 CELL = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", re.DOTALL)
 
@@ -33,6 +35,7 @@ def test_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
+    monkeypatch.setenv("NCCL_EP_TIMEOUT_MS", short_timeout_ms())
     # As torchrun does for one process.
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": port}.items():
         monkeypatch.setenv(name, str(value))
@@ -61,5 +64,5 @@ def test_the_engines(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "crossdock", "run", "--as-deep-ep", str(tmp_path / "layer.py")]
     ranks = [subprocess.Popen(command, env=common | {"RANK": str(rank)}, stderr=subprocess.PIPE) for rank in range(2)]
     for process in ranks:
-        errors = process.communicate(timeout=120)[1]
+        errors = process.communicate(timeout=600)[1]
         assert process.returncode == 0, errors.decode()

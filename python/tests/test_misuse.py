@@ -234,13 +234,27 @@ def test_arrays_that_are_dropped_early() -> None:
         handle.close()
 
 
+def wait_until_in_call(thread: threading.Thread, function: Any) -> None:
+    """Until the thread is in the function's last line, a call that lets other threads run: this one, which looks."""
+    code = function.__code__
+    last_line = max(line for _, _, line in code.co_lines() if line is not None)
+    while True:
+        frame = sys._current_frames().get(thread.ident or 0)
+        if frame is not None and frame.f_code is code and frame.f_lineno == last_line:
+            break
+        time.sleep(0.001)
+    time.sleep(0.1)  # from there to the group
+
+
 def test_memory_of_a_dropped_handle_stays_until_it_is_destroyed() -> None:
     """Here another thread is in a call of the group, so that comes later."""
+    has_looked = threading.Event()
 
     def program(comm: ep.Communicator) -> None:
         def dispatch(handle: ep.Handle, **fields: Any) -> None:
+            tokens, received = np.ones((1, 4), np.float32), np.zeros((1, 8, 4), np.float32)
             info = ep.LayoutInfo(expert_counters=np.zeros(1, np.int32))
-            handle.dispatch(np.ones((1, 4), np.float32), np.zeros((1, 8, 4), np.float32), layout_info=info, **fields)
+            handle.dispatch(tokens, received, layout_info=info, **fields)
 
         with ep.Group(comm, **settings()) as group:
             memory = mmap.mmap(-1, group.handle_mem_size(ep.Layout.EXPERT_MAJOR, 1))
@@ -251,15 +265,16 @@ def test_memory_of_a_dropped_handle_stays_until_it_is_destroyed() -> None:
             if comm.rank == 0:
                 other = threading.Thread(target=dispatch, args=(second,))
                 other.start()
-                time.sleep(0.2)
+                wait_until_in_call(other, dispatch)
                 del first
                 with pytest.raises(BufferError):
                     memory.close()
+                has_looked.set()
                 other.join()
                 group.memory()
                 memory.close()
             else:
-                time.sleep(0.4)
+                assert has_looked.wait(100)
                 first.complete()
                 dispatch(second)
 
@@ -267,7 +282,7 @@ def test_memory_of_a_dropped_handle_stays_until_it_is_destroyed() -> None:
 
 
 def outcome(program: str) -> tuple[int, str]:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -380,7 +395,7 @@ def test_threads_that_share_a_group() -> None:
 
 def test_an_absent_rank_is_named() -> None:
     def program(comm: ep.Communicator) -> str:
-        group = ep.Group(comm, **settings(timeout_ns=50_000_000))
+        group = ep.Group(comm, **settings(timeout_ns=50_000_000))  # only the other rank is waited for
         text = ""
         if comm.rank == 0:
             handle = group.create_handle(ep.Layout.EXPERT_MAJOR, routing())

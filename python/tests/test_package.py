@@ -136,7 +136,7 @@ def test_no_process_is_left_after_an_interrupt(tmp_path: Path) -> None:
     assert parent.stdout is not None
     ranks = [int(parent.stdout.readline()) for _ in range(2)]
     parent.send_signal(signal.SIGINT)  # to it alone
-    _, errors = parent.communicate(timeout=30)
+    _, errors = parent.communicate(timeout=600)
     assert "KeyboardInterrupt" in errors
     for rank in ranks:
         with pytest.raises(ProcessLookupError):

@@ -21,7 +21,7 @@ EVERY_WAY = ("global", "libnccl_ep.so.0", "libnccl_ep.so", "by path")
 
 def start(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        list(map(str, command)), env=os.environ | environment, capture_output=True, text=True, timeout=120
+        list(map(str, command)), env=os.environ | environment, capture_output=True, text=True, timeout=600
     )
 
 
@@ -100,7 +100,7 @@ print(os.path.isabs(__file__), importlib.util.find_spec("here") is None)
     code = "import sys; from crossdock.__main__ import run_program; sys.exit(run_program())"
     for command in RUN, [sys.executable, "-c", code]:
         done = subprocess.run(
-            [*command, "scripts/script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+            [*command, "scripts/script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600
         )
         assert done.stdout == "True True\n", done.stderr
 
@@ -348,7 +348,7 @@ def test_a_deep_ep_in_the_folder_of_a_command(tmp_path: Path) -> None:
     (tmp_path / "deep_ep").mkdir()
     (tmp_path / "deep_ep" / "__init__.py").touch()
     command = [*RUN, "--as-deep-ep", sys.executable, "-c", "import deep_ep"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2 and f"keep {tmp_path} off Python's path" in done.stderr, done.stderr
 
 

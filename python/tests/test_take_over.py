@@ -31,7 +31,7 @@ if __name__ == "__main__":
 
 
 def python(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=600)
 
 
 def has_nccl_ep() -> bool:

@@ -6,6 +6,7 @@
 #include "cpu_rank.h"
 #include "host_network.h"
 #include "internal.h"
+#include "patient_clock.h"
 
 namespace crossdock::testing {
 namespace {
@@ -18,6 +19,7 @@ void gather(const RankContext& context, RunReport& report) {
 ChildReport run_process(Backend backend, ncclComm_t comm, int rank, int num_ranks, const RankProgram& program) {
     std::vector<std::string> failures;
     uint64_t digest = 0;
+    PatientClock::start(rank);
     {
         CpuRank context(backend, comm, rank, num_ranks, nullptr);
         run_guarded(context, program);
@@ -27,6 +29,7 @@ ChildReport run_process(Backend backend, ncclComm_t comm, int rank, int num_rank
     if (crossdockCommDestroy(comm) != ncclSuccess) {
         failures.push_back(fmt::format("rank {}: crossdockCommDestroy: {}", rank, crossdockGetLastError()));
     }
+    PatientClock::end(rank);
     return {failures, digest};
 }
 
@@ -45,8 +48,15 @@ RunReport run_as_threads(int num_ranks, const RankProgram& program) {
     for (int rank = 0; rank < num_ranks; ++rank) {
         ranks.push_back(std::make_unique<CpuRank>(Backend::kThreads, comms[rank], rank, num_ranks, &sets));
     }
+    const PatientClock clock(num_ranks);
     std::vector<std::thread> threads;
-    for (const auto& rank : ranks) threads.emplace_back([&program, &rank] { run_guarded(*rank, program); });
+    for (const auto& rank : ranks) {
+        threads.emplace_back([&program, &rank] {
+            PatientClock::start(rank->rank());
+            run_guarded(*rank, program);
+            PatientClock::end(rank->rank());
+        });
+    }
     for (std::thread& thread : threads) thread.join();
     for (const auto& rank : ranks) gather(*rank, report);
     for (const ncclComm_t comm : comms) {
@@ -61,6 +71,7 @@ RunReport run_as_processes(const BackendSpec& spec, int num_ranks, const RankPro
     if (crossdockGetUniqueId(&id) != ncclSuccess) {
         return {.failures = {fmt::format("crossdockGetUniqueId: {}", crossdockGetLastError())}, .digests = {}};
     }
+    const PatientClock clock(num_ranks);
     return fork_ranks(spec, num_ranks, [&](int rank) -> ChildReport {
         ncclComm_t comm = nullptr;
         if (crossdockCommInitRank(&comm, num_ranks, id, rank) != ncclSuccess) {
@@ -73,6 +84,7 @@ RunReport run_as_processes(const BackendSpec& spec, int num_ranks, const RankPro
 RunReport run_as_hosts(const BackendSpec& spec, int num_ranks, const RankProgram& program) {
     const std::string address = spec.network != nullptr ? spec.network->address() : free_address();
     const int ranks_per_host = spec.ranks_per_host > 0 ? spec.ranks_per_host : num_ranks;
+    const PatientClock clock(num_ranks);
     return fork_ranks(spec, num_ranks, [&](int rank) -> ChildReport {
         const int host = rank / ranks_per_host;
         if (spec.network != nullptr) {

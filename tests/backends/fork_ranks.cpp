@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "internal.h"
+#include "patient_clock.h"
 
 namespace crossdock::testing {
 namespace {
@@ -55,6 +56,7 @@ void read_reports(std::vector<Child>& children, std::chrono::steady_clock::time_
             } else if (bytes == 0 || errno != EINTR) {
                 close(children[i].pipe);
                 children[i].pipe = -1;
+                PatientClock::end(static_cast<int>(i));
             }
         }
     }

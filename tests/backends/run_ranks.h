@@ -19,7 +19,7 @@ struct BackendSpec {
     int ranks_per_host = 0;          // 0: all ranks are on one
     HostNetwork* network = nullptr;  // kHosts: the hosts are those of this network, instead of mere names
     std::vector<int> doomed;         // processes that a signal may end without a failure
-    int limit_s = 120;               // processes still running then are killed, and it is a failure
+    int limit_s = 600;               // processes still running then are killed, and it is a failure
 };
 
 struct RunReport {

@@ -3,8 +3,6 @@
 // step, with ncclRemoteError and its name.
 #include <signal.h>
 
-#include <chrono>
-
 #include "conformance/support/fault_support.h"
 #include "conformance/support/modes.h"
 #include "conformance/support/with_lsa_team.h"
@@ -12,11 +10,7 @@
 namespace crossdock::testing {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-constexpr uint64_t kTimeoutNs = 700'000'000;
-
-ncclEpGroupConfig_t short_config(RankContext& context, const Problem& problem, uint64_t timeout_ns) {
+ncclEpGroupConfig_t config_with(RankContext& context, const Problem& problem, uint64_t timeout_ns) {
     ncclEpGroupConfig_t config = group_config_for(context, problem);
     config.timeout_ns = timeout_ns;
     return config;
@@ -42,40 +36,34 @@ std::string complaint(ncclEpAlgorithm_t mode, const LostRanks& lost_ranks, int n
                        : lost_ranks.complaint(num_ranks, dead, everybody);
 }
 
-// Killed before any phase; with a long timeout, too, which nobody waits for, since the process's end is known at once.
+// Killed before any phase. Its end is known at once, whatever the timeout.
 TEST_BOTH_MODES(Fault, AKilledProcessIsNamedByAllSurvivors) {
     on_each_backend({Backend::kProcesses, Backend::kHosts}, [=](const BackendSpec& backend) {
         const int phases = num_phases(mode);
         for (int round = 0; round < 2 * phases; ++round) {
             const int num_ranks = 3 + round % 2;
             const int dead = round % num_ranks;
-            const uint64_t timeout_ns = (round + round / phases) % 2 == 0 ? kTimeoutNs : 100'000'000'000;
             BackendSpec spec = backend;
             spec.doomed = {dead};
             LostRanks lost_ranks;
             expect_clean(spec, num_ranks, std::nullopt, [=, &lost_ranks](RankContext& context) {
                 const Problem problem =
                     busy_problem(num_ranks, layouts_of(mode)[round / phases], static_cast<uint64_t>(round), mode);
-                Group group(context, context.comm(), short_config(context, problem, timeout_ns));
+                Group group(context, context.comm(), config_with(context, problem, kNeverNs));
                 Layer layer(context, group.get(), problem);
                 layer.round_trip();
                 for (int phase = 0; phase < phases; ++phase) prepare_phase(layer, phase);
                 for (int phase = 0; true; phase = (phase + 1) % phases) {
                     if (context.rank() == dead && phase == round % phases) raise(SIGKILL);
-                    const auto begin = Clock::now();
                     const ncclResult_t result = run_phase(layer, phase);
-                    const double elapsed_s = std::chrono::duration<double>(Clock::now() - begin).count();
                     if (result == ncclSuccess) continue;
                     RANK_CHECK(context, result == ncclRemoteError, "{}: {}", result_name(result),
                                crossdockGetLastError());
-                    // With room for a loaded machine.
-                    RANK_CHECK(context, elapsed_s < 2 * kTimeoutNs * 1e-9 + 5, "the failing call took {} s", elapsed_s);
                     break;
                 }
                 lost_ranks.note(context.rank(), check_failed_group(context, layer, group.get()));
                 // In high throughput most ranks hear it from another one.
-                if (!is_ht(mode) && timeout_ns > kTimeoutNs)
-                    RANK_REFUSED(context, ncclRemoteError, "process", run_phase(layer, 0));
+                if (!is_ht(mode)) RANK_REFUSED(context, ncclRemoteError, "process", run_phase(layer, 0));
             });
             EXPECT_EQ(complaint(mode, lost_ranks, num_ranks, dead, true), "");
         }
@@ -107,7 +95,7 @@ void live_with_the_dead(RankContext& context, ncclEpAlgorithm_t mode, ncclEpLayo
                         LostRanks& lost_ranks) {
     const bool dead = context.rank() == dead_rank;
     const Problem problem = busy_problem(context.num_ranks(), layout, 4, mode);
-    const ncclEpGroupConfig_t config = short_config(context, problem, 1'000'000);
+    const ncclEpGroupConfig_t config = config_with(context, problem, 1'000'000);
     ncclEpGroup_t group = nullptr;
     const ncclResult_t made = create_group(context, &group, context.comm(), &config);
     if (made != ncclSuccess) {
@@ -160,7 +148,7 @@ TEST_BOTH_MODES(LsaTeam, ACutCableIsNamed) {
                 LostRanks lost_ranks;
                 const RankProgram program = [&](RankContext& context) {
                     const Problem problem = busy_problem(kRanks, layout, 5, mode);
-                    Group group(context, context.comm(), short_config(context, problem, 1'000'000));
+                    Group group(context, context.comm(), config_with(context, problem, 1'000'000));
                     Layer layer(context, group.get(), problem, {.without_update = is_ht(mode)});
                     for (int operation = 0; operation < 3 * num_phases(mode); ++operation) {
                         const int phase = operation % num_phases(mode);
@@ -203,7 +191,7 @@ TEST_BOTH_MODES(Fault, ARankThatStaysAwayFailsTheGroup) {
             expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                 const int absent = context.num_ranks() - 1;
                 const Problem problem = busy_problem(context.num_ranks(), layouts_of(mode)[missed % 2], 5, mode);
-                Group group(context, context.comm(), short_config(context, problem, 500'000'000));
+                Group group(context, context.comm(), config_with(context, problem, short_timeout_ns(context)));
                 Layer layer(context, group.get(), problem);
                 layer.round_trip();
                 for (int phase = 0; phase < num_phases(mode); ++phase) prepare_phase(layer, phase);
@@ -221,7 +209,7 @@ TEST_BOTH_MODES(Fault, ARankThatStaysAwayFailsTheGroup) {
 }
 
 // Below a millisecond the timeout keeps its value; it is neither rounded to zero nor to the default. In simulated time
-// only: it also bounds the making of the group, which a loaded machine does not do that fast.
+// only, which is exact.
 TEST_BOTH_MODES(Fault, TimeoutsBelowAMillisecondKeepTheirValue) {
     on_each_backend({Backend::kSimulation}, [=](const BackendSpec& spec) {
         for (const uint64_t timeout_us : {80, 400, 999}) {
@@ -229,7 +217,7 @@ TEST_BOTH_MODES(Fault, TimeoutsBelowAMillisecondKeepTheirValue) {
             for (int missed = 0; missed < (is_ht(mode) ? num_phases(mode) : 1); ++missed) {
                 expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
                     const Problem problem = busy_problem(2, layouts_of(mode)[missed % 2], 6, mode);
-                    Group group(context, context.comm(), short_config(context, problem, timeout_us * 1000));
+                    Group group(context, context.comm(), config_with(context, problem, timeout_us * 1000));
                     Layer layer(context, group.get(), problem);
                     for (int phase = 0; phase < num_phases(mode); ++phase) prepare_phase(layer, phase);
                     if (context.rank() == 0) {

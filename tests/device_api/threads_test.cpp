@@ -353,7 +353,7 @@ TEST(DeviceApi, BadInputEndsTheKernelWithAMessage) {
         {kNoWindowThere, "no window of this rank contains"},
         {kVaEnd, "offset 4092 and 8 bytes, allowed: within the window's 4096 bytes"},
     };
-    setenv("CROSSDOCK_GIN_TIMEOUT_MS", "2000", 1);
+    setenv("CROSSDOCK_GIN_TIMEOUT_MS", "20000", 1);
     for (const auto& [mistake, message] : mistakes) {
         expect_message({}, launching(3, 1, mistaken, mistake), message);
     }

@@ -178,7 +178,7 @@ TEST_P(GinWays, PropertiesNameTheWay) {
 // A wait with the proxy that times out names the proxy's state.
 TEST(GinProxy, AWaitThatExpiresNamesTheProxysState) {
     const GinType type("2");
-    setenv("CROSSDOCK_GIN_TIMEOUT_MS", "50", 1);
+    setenv("CROSSDOCK_GIN_TIMEOUT_MS", "1000", 1);
     const std::string failure = on_threads({.ranks = 1}, launching(
                                                              1, 1, +[](ncclDevComm comm, ncclWindow_t window) {
                                                                  ncclGin gin(comm, 0);

@@ -70,7 +70,7 @@ TEST(BadCalls, DeviceMemoryNeedsADevice) {
 // The rank that does not register is named, and the others can end.
 TEST(BadCalls, RegisteringAloneEnds) {
     run_ranks(2, [](TestRank& rank) {
-        setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "2000", 1);
+        setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "4000", 1);
         std::vector<std::byte> bytes(8);
         Session session(rank);
         if (rank.rank() == 0) {
@@ -78,7 +78,7 @@ TEST(BadCalls, RegisteringAloneEnds) {
             const ncclResult_t result =
                 session.table().register_memory(session.comm(), bytes.data(), 8, plugin::kPointerHost, 0, &memory);
             expect_refused(rank, result, ncclRemoteError,
-                           {"rank 0 timed out after 2000 ms waiting for ranks 1 to register"});
+                           {"rank 0 timed out after 4000 ms waiting for ranks 1 to register"});
         }
         rank.barrier();
     });

@@ -29,7 +29,7 @@ struct SharedState {
 
 namespace {
 
-constexpr auto kTimeout = std::chrono::seconds(20);
+constexpr auto kTimeout = std::chrono::seconds(100);
 
 template <class Condition>
 bool wait_for(Condition condition) {

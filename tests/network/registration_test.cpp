@@ -179,7 +179,7 @@ TEST(Registration, MemoryGoesAtOnceWithoutContexts) {
         session.destroy_contexts();
         const auto start = std::chrono::steady_clock::now();
         for (void* each : memory) session.remove_memory(each);
-        rank.expect(std::chrono::steady_clock::now() - start < std::chrono::seconds(1), "deregistering waited");
+        rank.expect(std::chrono::steady_clock::now() - start < std::chrono::seconds(5), "deregistering waited");
         rank.barrier();
     });
 }

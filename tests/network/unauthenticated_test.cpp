@@ -68,10 +68,10 @@ void work(TestRank& rank, Mesh& mesh) {
     const uint32_t peer = 1 - mesh.rank();
     mesh.add_contexts(1);
     std::vector<uint64_t> own(40'000, 7 + mesh.rank()), other(40'001);
-    Region* source = mesh.register_memory(own.data(), own.size() * 8, MemoryKind::kHost, false, 20 * kSecond);
-    Region* target = mesh.register_memory(other.data(), other.size() * 8, MemoryKind::kHost, false, 20 * kSecond);
+    Region* source = mesh.register_memory(own.data(), own.size() * 8, MemoryKind::kHost, false, 60 * kSecond);
+    Region* target = mesh.register_memory(other.data(), other.size() * 8, MemoryKind::kHost, false, 60 * kSecond);
     Operation* put = mesh.put(0, peer, {source, 0, 320'000}, {target, 0, 320'000}, {target, 320'000, 1, true});
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (std::atomic_ref(other.back()).load() == 0 && std::chrono::steady_clock::now() < end) mesh.progress();
     for (size_t i = 0; i < own.size(); ++i) rank.expect(other[i] == 7 + peer, "a wrong word came");
     while (!mesh.test(put)) {
@@ -108,7 +108,7 @@ TEST(Unauthenticated, AreIgnoredWhileRanksConnect) {
             rank.await(1);
         }
         {
-            Mesh mesh(listener, addresses, static_cast<uint32_t>(rank.rank()), {30 * kSecond, 20 * kSecond, nullptr});
+            Mesh mesh(listener, addresses, static_cast<uint32_t>(rank.rank()), {60 * kSecond, 60 * kSecond, nullptr});
             rank.expect(listening_ports().empty(), "a port is open after ranks have met");
             is_over = true;
             work(rank, mesh);

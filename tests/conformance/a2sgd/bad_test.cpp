@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "conformance/a2sgd/support.h"
 #include "conformance/support/fault_support.h"
@@ -119,11 +118,10 @@ TEST(BadA2sgd, HalvesHaveTheirOrder) {
 TEST(BadA2sgd, ARankThatStaysAwayIsNamed) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
-            using Clock = std::chrono::steady_clock;
             const int absent = context.num_ranks() - 1;
             const A2sgdShape shape{{ncclFloat32, 300}};
             crossdockA2sgdConfig_t config = a2sgd_config();
-            config.timeout_ns = 700'000'000;
+            config.timeout_ns = short_timeout_ns(context);
             A2sgdRank rank(context, shape, config);
             const auto gradient = random_gradient(shape, 2, context.rank(), 0);
             rank.write(gradient);
@@ -133,13 +131,10 @@ TEST(BadA2sgd, ARankThatStaysAwayIsNamed) {
             if (context.rank() != absent) {
                 rank.write(gradient);
                 rank.begin();
-                const auto begin = Clock::now();
                 const ncclResult_t ended = crossdockA2sgdEnd(rank.get(), rank.stream());
                 context.synchronize(rank.stream());
                 RANK_CHECK(context, ended == (context.is_gpu() ? ncclSuccess : ncclRemoteError), "{}: {}",
                            result_name(ended), crossdockGetLastError());
-                const double elapsed_s = std::chrono::duration<double>(Clock::now() - begin).count();
-                RANK_CHECK(context, context.is_simulated() || elapsed_s < 6, "it took {} s", elapsed_s);
                 RANK_REFUSED(context, ncclRemoteError, fmt::format("means of rank {} in step 2", absent),
                              crossdockA2sgdBegin(rank.get(), rank.stream()));
                 rank.check_unchanged();

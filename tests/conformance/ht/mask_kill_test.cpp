@@ -10,8 +10,6 @@
 namespace crossdock::testing {
 namespace {
 
-constexpr uint64_t kTimeoutNs = 700'000'000;
-
 TEST(HtMask, SurvivorsOfKilledProcessesGoOn) {
     on_each_backend({Backend::kProcesses}, [](const BackendSpec& backend) {
         constexpr int kRanks = 4;
@@ -22,7 +20,7 @@ TEST(HtMask, SurvivorsOfKilledProcessesGoOn) {
             expect_clean(spec, kRanks, std::nullopt, [=, doomed = spec.doomed](RankContext& context) {
                 const Problem problem =
                     mask_problem(kRanks, kHtLayouts[round / kMaskPhases], static_cast<uint64_t>(round));
-                const OwnedGroup group = mask_group(context, problem, kTimeoutNs);
+                const OwnedGroup group = mask_group(context, problem, kNeverNs);
                 DegradedLayer layer(context, group.get(), problem);
                 layer.step();
                 RANK_CHECK(context, async_error(context, group.get()) == 0, "an error without a cause");
@@ -101,7 +99,7 @@ TEST(HtMask, SeveralRanksAreLost) {
             for (int later = 0; later < 2; ++later) {
                 expect_clean(spec, 4, std::nullopt, [=](RankContext& context) {
                     const Problem problem = mask_problem(4, kHtLayouts[(missed + later) % 2], 5);
-                    const OwnedGroup group = mask_group(context, problem, 500'000'000);
+                    const OwnedGroup group = mask_group(context, problem, short_timeout_ns(context));
                     DegradedLayer layer(context, group.get(), problem);
                     layer.step();
                     const int last = context.rank() == 1   ? missed

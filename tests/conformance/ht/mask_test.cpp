@@ -17,7 +17,7 @@ void miss_and_come_back(RankContext& context, ncclEpLayout_t layout, int missed)
     const int absent = context.num_ranks() - 1;
     const bool present = context.rank() != absent;
     const Problem problem = mask_problem(context.num_ranks(), layout, 3);
-    const OwnedGroup group = mask_group(context, problem, 500'000'000);
+    const OwnedGroup group = mask_group(context, problem, short_timeout_ns(context));
     DegradedLayer layer(context, group.get(), problem);
     layer.step();
     for (int round = 0; round < (context.is_simulated() ? 4 : 2); ++round) {
