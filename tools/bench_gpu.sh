@@ -48,7 +48,7 @@ bench=$here/bin/ep_bench
 folders=$(python3 -c 'import site; print(*[p + "/nvidia/" + d for p in site.getsitepackages() for d in
     ("cu13/lib", "cublas/lib", "cuda_cupti/lib")], sep=":")' 2>/dev/null)
 cuda=${CUDA_HOME:-/usr/local/cuda}
-LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$here/lib:$cuda/lib64:$cuda/lib:$cuda/extras/CUPTI/lib64:$folders
+LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$here/lib:$cuda/lib64:$cuda/lib:$cuda/extras/CUPTI/lib64${folders:+:$folders}
 export LD_LIBRARY_PATH
 if ! "$bench" --help >/dev/null 2>&1; then LD_LIBRARY_PATH+=:$here/lib/fallback; fi
 # Kernels of different ranks wait for each other: all of them must be able to start.

@@ -57,6 +57,8 @@ def version_text(code: int) -> str:
 def ask(file: str, function: str, *symbols: str) -> Library:
     """Opens a library by path or by name, calls function(int*), and checks which symbols it has."""
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    # An empty entry is the current folder.
+    environment["LD_LIBRARY_PATH"] = ":".join(_library_folders(environment))
     command = [sys.executable, "-I", "-S", "-c", _PROBE, file, function, *symbols]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
@@ -76,12 +78,18 @@ def preloaded(environment: Mapping[str, str], prefix: str) -> list[str]:
     return [file for file in files if os.path.basename(file).startswith(prefix)]
 
 
+def _library_folders(environment: Mapping[str, str]) -> list[str]:
+    return [folder for folder in environment.get("LD_LIBRARY_PATH", "").split(":") if folder]
+
+
 def _candidates(environment: Mapping[str, str]) -> Iterator[str]:
     if named := environment.get("CROSSDOCK_NCCL_LIBRARY"):
         yield named
     yield from preloaded(environment, "libnccl.so")
-    folders = [folder for folder in environment.get("LD_LIBRARY_PATH", "").split(":") if folder]
-    for folder in [*folders, *(os.path.join(path, "nvidia", "nccl", "lib") for path in sys.path)]:
+    # The first is the program's folder, or the current one: no package is installed there.
+    packages = sys.path if sys.flags.safe_path else sys.path[1:]
+    of_packages = [os.path.join(path, "nvidia", "nccl", "lib") for path in packages if path]
+    for folder in [*_library_folders(environment), *of_packages]:
         if (file := Path(folder, NCCL)).is_file():
             yield str(file)
     yield NCCL

@@ -19,9 +19,9 @@ RUN = [sys.executable, "-m", "crossdock", "run"]
 EVERY_WAY = ("global", "libnccl_ep.so.0", "libnccl_ep.so", "by path")
 
 
-def start(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def start(*command: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        list(map(str, command)), env=os.environ | environment, capture_output=True, text=True, timeout=600
+        list(map(str, command)), cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=600
     )
 
 
@@ -105,6 +105,43 @@ print(os.path.isabs(__file__), importlib.util.find_spec("here") is None)
         assert done.stdout == "True True\n", done.stderr
 
 
+def test_a_name_without_a_slash_is_a_command_on_path(tmp_path: Path) -> None:
+    """As in a shell: a file of the current folder does not stand in for it, and runs only if it is named as one."""
+    on_path = tmp_path / "bin"
+    on_path.mkdir()
+    for folder in tmp_path, on_path:
+        for name in "tool", "app.py":
+            (folder / name).write_text(f"#!/bin/sh\necho {folder.name} {name}\n")
+            (folder / name).chmod(0o755)
+    here = tmp_path.name
+    (tmp_path / "only_here").write_text("print('a script')")
+    (tmp_path / "app.py").write_text("print('a script of here')")
+    path = f"{on_path}{os.pathsep}{os.environ['PATH']}"
+
+    def out(*words: str) -> str:
+        done = start(*RUN, *words, cwd=tmp_path, PATH=path)
+        return done.stdout.strip() or done.stderr
+
+    assert out("tool") == "bin tool"
+    assert out("--", "tool") == "bin tool"
+    assert out("./tool") == f"{here} tool"
+    assert out("app.py") == "a script of here"
+    assert out("./only_here") == out("--", "only_here") == "a script"
+    assert "PROGRAM is only_here, which is no command on PATH (./only_here runs" in out("only_here")
+
+
+def test_nothing_is_loaded_from_the_current_folder(tmp_path: Path) -> None:
+    """Neither where a variable of folders has an empty entry, nor as a package of Python."""
+    for folder in tmp_path, tmp_path / "nvidia" / "nccl" / "lib":
+        folder.mkdir(parents=True, exist_ok=True)
+        stub_libraries.nccl(folder, 99999)
+    code = "import os; from crossdock.libraries import find_nccl; print(find_nccl(os.environ, 23004).file)"
+    (tmp_path / "script.py").write_text(code)
+    for words in (["-c", code], ["script.py"], ["-m", "script"]):
+        done = start(sys.executable, *words, cwd=tmp_path, LD_LIBRARY_PATH=":/nowhere:")
+        assert done.returncode == 0 and str(tmp_path) not in done.stdout, (words, done.stdout, done.stderr)
+
+
 def test_one_rank_speaks_for_all() -> None:
     for rank, lines in (("0", 1), ("1", 0)):
         done = start(*RUN, "true", RANK=rank)
@@ -116,9 +153,11 @@ def test_one_rank_speaks_for_all() -> None:
     [
         ([], "PROGRAM is missing: name a script or a command"),
         (["--as-deep-ep", "--"], "PROGRAM is missing: name a script or a command"),
-        ([""], "PROGRAM is , which is neither a file nor"),
-        (["no_such_program"], "PROGRAM is no_such_program, which is neither a file nor a command on PATH"),
-        (["missing.py"], "PROGRAM is missing.py, which is neither a file nor"),
+        ([""], "PROGRAM is , which is no command on PATH"),
+        (["no_such_program"], "PROGRAM is no_such_program, which is no command on PATH"),
+        (["./no_such_program"], "PROGRAM is ./no_such_program, and there is no such file"),
+        (["--", "no_such_program"], "PROGRAM is no_such_program, and there is no such file"),
+        (["missing.py"], "PROGRAM is missing.py, and there is no such file"),
         (["-m", "no_such_module"], "PROGRAM is no_such_module, and there is no such module"),
         (["--plugin", "nowhere.so", "true"], "--plugin is nowhere.so, which is no file"),
         (["--plugin", __file__, "true"], "which NCCL cannot use: "),

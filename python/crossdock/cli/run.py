@@ -43,16 +43,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int | Callable[[], int]:
     """Prepares this process; returns a function that runs the program, or what --check returns."""
     words = options.command_line
+    is_behind_dashes = words[:1] == ["--"]
     if options.check:
         if words:
             raise InvalidUsage(f"PROGRAM is {words[0]}, and --check takes none: it checks what is installed")
         return check(options.as_deep_ep, options.plugin)
-    if words[:1] == ["--"]:
+    if is_behind_dashes:
         del words[0]
     if not words:
         raise InvalidUsage("PROGRAM is missing: name a script or a command, or with -m a module (-h says more)")
     name, arguments = words[0], words[1:]
-    kind = "module" if options.is_module else _kind_of(name)
+    kind = "module" if options.is_module else _kind_of(name, is_behind_dashes)
     if kind == "module":
         _begin_path(os.getcwd())
         _expect_module(name)
@@ -74,23 +75,34 @@ def main(options: argparse.Namespace) -> int | Callable[[], int]:
     return partial(_run, name, arguments, kind)
 
 
-def _kind_of(name: str) -> str:
-    """script or command. InvalidUsage: it is neither."""
+def _kind_of(name: str, is_behind_dashes: bool) -> str:
+    """script or command. InvalidUsage: it is neither.
+
+    As in a shell, a name without a slash is a command on PATH, whatever lies in the current folder. Names of Python's
+    files are scripts; behind "--", so are files whose name is no command's.
+    """
     path = Path(name)
-    if path.suffix in (".py", ".pyc", ".pyz") or (path / "__main__.py").is_file():
+    is_of_python = path.suffix in (".py", ".pyc", ".pyz")
+    has_folder = "/" in name
+    if not has_folder and not is_of_python:
+        if shutil.which(name) is not None:
+            return "command"
+        if not is_behind_dashes:
+            advice = f"./{name} runs a file of the current folder, -m {name} a module"
+            raise InvalidUsage(f"PROGRAM is {name}, which is no command on PATH ({advice})")
+    if is_of_python or (path / "__main__.py").is_file():
         if path.exists():
             return "script"
     elif path.is_file():
-        if os.access(path, os.X_OK):
+        if has_folder and os.access(path, os.X_OK):
             return "command"
         with path.open("rb") as file:
             first = file.readline(256)
         if not first.startswith(b"\x7fELF") and not (first.startswith(b"#!") and b"python" not in first):
             return "script"
-        raise InvalidUsage(f"{name} is a program that is not executable: chmod +x {name}")
-    elif shutil.which(name) is not None:
-        return "command"
-    raise InvalidUsage(f"PROGRAM is {name}, which is neither a file nor a command on PATH (-m {name} runs a module)")
+        remedy = f"chmod +x {name}" if has_folder else f"write ./{name}"
+        raise InvalidUsage(f"{name} is a program that is {'not executable' if has_folder else 'no script'}: {remedy}")
+    raise InvalidUsage(f"PROGRAM is {name}, and there is no such file")
 
 
 def _begin_path(folder: str) -> None:
@@ -126,10 +138,9 @@ def _is_of_runpy(error: ImportError) -> bool:
 
 
 def _exec(program: Program, name: str, arguments: Sequence[str]) -> int:
-    command = name if "/" in name or not os.path.isfile(name) else f"./{name}"
     sys.stdout.flush()
     try:
-        os.execvpe(command, [name, *arguments], os.environ | program.variables(os.environ))
+        os.execvpe(name, [name, *arguments], os.environ | program.variables(os.environ))
     except OSError as error:
         print(f"crossdock: {name} cannot be started: {error.strerror}", file=sys.stderr)
         return 126
