@@ -50,6 +50,20 @@ ncclResult_t crossdockGetVersion(int* version);
  * Successful calls keep it. */
 const char* crossdockGetLastError(void);
 
+/* ---- Interrupting waits ---- */
+
+/* A program's answer to a thread that waits: 0, or that the wait is to end. Called on the waiting thread, from several
+ * threads at once if several wait. It must not throw, and must not call this library. */
+typedef int (*crossdockInterruptCheck_t)(void);
+
+/* Sets the check of this process, which every thread calls about every 50 ms while it waits for other ranks: while it
+ * joins, in collective calls, in operations of CPU ranks, and while it destroys a group or communicator. When the check
+ * returns a number other than 0, that call ends with RemoteError, whose message says "interrupted"; destroying goes on
+ * without waiting, and succeeds. A group whose operation was interrupted has failed: later calls say so, and destroying
+ * it waits for nobody. Kernels on GPUs are not interrupted. NULL, the default: waits end with their timeouts only.
+ * Local. */
+ncclResult_t crossdockSetInterruptCheck(crossdockInterruptCheck_t check);
+
 /* ---- CPU communicators ---- */
 
 /* All ranks as threads of this process: comms[0..num_ranks-1] receives one communicator per rank, each to be used by

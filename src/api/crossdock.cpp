@@ -3,10 +3,15 @@
 #include "crossdock.h"
 
 #include "core/boundary.h"
+#include "core/interrupt.h"
 #include "core/objects.h"
 #include "core/structs.h"
 
 const char* crossdockGetLastError(void) { return crossdock::last_error(); }
+
+ncclResult_t crossdockSetInterruptCheck(crossdockInterruptCheck_t check) {
+    return crossdock::boundary([&] { crossdock::set_interrupt_check(check); });
+}
 
 ncclResult_t crossdockGetVersion(int* version) {
     return crossdock::boundary([&] {

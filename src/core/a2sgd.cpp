@@ -122,7 +122,10 @@ void A2sgd::destroy() noexcept {
         runtime().synchronize_device();
         watch_.reset();
         // Peers may still send into this rank's memory until they have drained as well.
-        if (!communicator_->is_killed()) communicator_->barrier("crossdockA2sgdDestroy", settings_.timeout_ns);
+        const bool is_interrupted = is_interruption(diagnosis());
+        if (is_interrupted) communicator_->stop_waiting();
+        if (!communicator_->is_killed() && !is_interrupted)
+            communicator_->barrier("crossdockA2sgdDestroy", settings_.timeout_ns);
     } catch (const std::exception& error) {
         debug(error.what());
     }
@@ -170,18 +173,28 @@ void A2sgd::expect_working() const {
     if (const auto error = failure()) throw *error;
 }
 
-std::optional<Error> A2sgd::failure() const {
-    if (__atomic_load_n(&status_->failed, __ATOMIC_ACQUIRE) == 0) return std::nullopt;
+crossdockDiagnosis_t A2sgd::diagnosis() const {
     crossdockDiagnosis_t what = CROSSDOCK_DIAGNOSIS_INIT;
     read_diagnosis(status_->expired, communicator_->rank(), what);
+    return what;
+}
+
+std::optional<Error> A2sgd::failure() const {
+    if (__atomic_load_n(&status_->failed, __ATOMIC_ACQUIRE) == 0) return std::nullopt;
+    const crossdockDiagnosis_t what = diagnosis();
     const std::string gone = what.valid != 0 ? communicator_->why_gone(what.peer) : "";
-    return Error(
-        ncclRemoteError,
-        fmt::format(
-            "the a2sgd object has failed: rank {} timed out after {} ms waiting for the means of rank {} in step "
-            "{} (the last received: step {}){}{}",
-            what.rank, static_cast<double>(what.elapsed_us) / 1000, what.peer, what.expected, what.seen,
-            gone.empty() ? "" : "; ", gone));
+    std::string happened;
+    if (is_report(what)) {
+        happened = fmt::format("stopped in step {}: rank {} reported that it timed out waiting for rank {}",
+                               what.expected, what.seen, what.peer);
+    } else {
+        happened = fmt::format("{} after {} ms waiting for the means of rank {} in step {}",
+                               is_interruption(what) ? "was interrupted" : "timed out",
+                               static_cast<double>(what.elapsed_us) / 1000, what.peer, what.expected);
+        if (!is_interruption(what)) happened += fmt::format(" (the last received: step {})", what.seen);
+    }
+    return Error(ncclRemoteError, fmt::format("the a2sgd object has failed: rank {} {}{}{}", what.rank, happened,
+                                              gone.empty() ? "" : "; ", gone));
 }
 
 void A2sgd::use(std::vector<A2sgdPiece> pieces) {

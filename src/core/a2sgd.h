@@ -55,6 +55,7 @@ class A2sgd {
     A2sgd(std::shared_ptr<Communicator> communicator, const Settings& settings, std::vector<A2sgdPiece> pieces);
     void expect_equal_on_all_ranks() const;
     void expect_working() const;
+    crossdockDiagnosis_t diagnosis() const;
     std::optional<Error> failure() const;      // the reason if the object has failed
     void use(std::vector<A2sgdPiece> pieces);  // builds the chunks
     A2sgdArgs args() const;

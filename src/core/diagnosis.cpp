@@ -190,6 +190,14 @@ void read_diagnosis(const ExpiredWait& record, int rank, crossdockDiagnosis_t& d
     diagnosis.elapsed_us = record.elapsed_ns / 1000;
 }
 
+bool is_interruption(const crossdockDiagnosis_t& diagnosis) {
+    return diagnosis.valid != 0 && std::strcmp(diagnosis.step, name_of(WaitStep::kInterrupted)) == 0;
+}
+
+bool is_report(const crossdockDiagnosis_t& diagnosis) {
+    return diagnosis.valid != 0 && std::strcmp(diagnosis.step, name_of(WaitStep::kReport)) == 0;
+}
+
 std::string describe(const crossdockDiagnosis_t& diagnosis, const char* mode) {
     if (diagnosis.valid == 0) return "the group has failed: a wait for another rank expired";
     if (std::strcmp(diagnosis.step, "buffer") == 0) {
@@ -200,13 +208,20 @@ std::string describe(const crossdockDiagnosis_t& diagnosis, const char* mode) {
     }
     // Another rank found it and reported it; the lost rank may be this one.
     const bool is_refused = std::strcmp(diagnosis.step, "refused") == 0;
-    if (is_refused || std::strcmp(diagnosis.step, "report") == 0) {
+    if (is_refused || is_report(diagnosis)) {
         const bool means_us = diagnosis.seen == static_cast<uint64_t>(diagnosis.peer);
         return fmt::format(
             "the group has failed: rank {} stopped: rank {} reported that it {} rank {} in {} {} "
             "(operation {}, handle {})",
             diagnosis.rank, diagnosis.seen, is_refused ? "refused what was announced by" : "timed out waiting for",
             means_us ? diagnosis.rank : diagnosis.peer, mode, diagnosis.operation, diagnosis.epoch, diagnosis.handle);
+    }
+    if (is_interruption(diagnosis)) {
+        return fmt::format(
+            "the group has failed: rank {} was interrupted after {} ms waiting for rank {} in {} {} (operation {}, "
+            "handle {})",
+            diagnosis.rank, static_cast<double>(diagnosis.elapsed_us) / 1000, diagnosis.peer, mode, diagnosis.operation,
+            diagnosis.epoch, diagnosis.handle);
     }
     return fmt::format(
         "the group has failed: rank {} timed out after {} ms waiting for rank {} in {} {} (operation {}, handle {}, "

@@ -15,6 +15,10 @@ void read_diagnosis(const ExpiredWait& record, int rank, crossdockDiagnosis_t& d
 // "rank 2 announced 70000 rows, allowed: at most 128 ...", "top_k is 8 on rank 0, 4 on rank 1 ...". mode: "LL", "HT".
 std::string describe(const PeerFault& fault, int rank, const char* mode);
 
+// Whether the program has ended the wait; whether rank diagnosis.seen has reported the loss of diagnosis.peer.
+bool is_interruption(const crossdockDiagnosis_t& diagnosis);
+bool is_report(const crossdockDiagnosis_t& diagnosis);
+
 // "rank 2 timed out after 1000 ms waiting for rank 5 in LL dispatch ...".
 std::string describe(const crossdockDiagnosis_t& diagnosis, const char* mode);
 

@@ -106,8 +106,12 @@ void Group::destroy() noexcept {
             config_.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT ? cuda::write_phases(rank())
                                                               : cuda::write_timeline(rank());
 #endif
-        // Peers may still write into this rank's arena until they have drained as well.
-        if (!communicator_->is_killed()) communicator_->barrier("ncclEpGroupDestroy", config_.timeout_ns);
+        // Peers may still write into this rank's arena until they have drained as well. Whoever has interrupted this
+        // rank does not wait for them either.
+        const bool is_interrupted = is_interruption(diagnosis());
+        if (is_interrupted) communicator_->stop_waiting();
+        if (!communicator_->is_killed() && !is_interrupted)
+            communicator_->barrier("ncclEpGroupDestroy", config_.timeout_ns);
     } catch (const std::exception& error) {
         debug(error.what());
     }

@@ -70,7 +70,10 @@ class Ctx {
     }
     CROSSDOCK_DEVICE void pause(uint64_t) const { __nanosleep(20); }
     CROSSDOCK_DEVICE bool is_killed() const { return false; }
-    CROSSDOCK_DEVICE int first_ended(int) const { return -1; }  // GPUs do not know of processes
+    // GPUs do not know of processes.
+    CROSSDOCK_DEVICE int rank_to_name(int) const { return -1; }
+    CROSSDOCK_DEVICE void report_loss(int) const {}
+    CROSSDOCK_DEVICE bool is_interrupted() const { return false; }
     CROSSDOCK_DEVICE bool skips_store_wait() const { return false; }
     CROSSDOCK_DEVICE bool skips_credit() const { return false; }
     CROSSDOCK_DEVICE void note_slot_written(int, int, const void*, int, uint64_t, uint64_t) const {}
@@ -253,7 +256,9 @@ class Ctx {
     void mark(auto) const {}
     void enter(auto) const {}
     void pause(uint64_t deadline_ns) const { warp_->pause(deadline_ns); }
-    int first_ended(int peer) const { return warp_->first_ended(peer); }
+    int rank_to_name(int peer) const { return warp_->rank_to_name(peer); }
+    void report_loss(int rank) const { warp_->report_loss(rank); }
+    bool is_interrupted() const { return warp_->is_interrupted(); }
     bool is_killed() const { return warp_->is_killed(); }
     bool skips_store_wait() const { return warp_->fault() == cpu::Fault::kSkipStoreWait; }
     bool skips_credit() const { return warp_->fault() == cpu::Fault::kReuseSlot; }

@@ -203,9 +203,10 @@ CROSSDOCK_DEVICE_RARE void record_overflow(const Ctx& ctx, const WaitScope& scop
     fail_group(ctx, scope, &record.claimed);
 }
 
-// The rank that a wait reports as lost if the peer's process has ended: without masks, the rank that ended first.
-CROSSDOCK_DEVICE int lost_peer(const WaitScope& scope, int peer, int first_ended) {
-    return first_ended < 0 || scope.masking != 0 ? peer : first_ended;
+// The rank that a wait for the peer reports as lost. named: what ctx.rank_to_name(peer) returned. With masks each rank
+// is masked by itself.
+CROSSDOCK_DEVICE int lost_peer(const WaitScope& scope, int peer, int named) {
+    return named < 0 || scope.masking != 0 ? peer : named;
 }
 
 // Polls load() until ready(value). One lane. Calls may_go_on(value) after some failed polls, and returns false if that

@@ -82,6 +82,9 @@ class Communicator {
     // Message suffix that says why a peer is lost; empty while it may still arrive.
     virtual std::string why_gone(int /*rank*/) { return {}; }
 
+    // A wait was interrupted: destroying the communicator waits no longer than it must.
+    virtual void stop_waiting() {}
+
     // The rank was killed by fault injection: every call on it fails.
     virtual bool is_killed() const { return false; }
 };

@@ -57,8 +57,10 @@ void KernelThread::suspended(Body body) {
 }
 
 template <typename What>
-void KernelThread::timed_out(What what) {
-    fail(ncclTimeout, "{} timed out after {} ms waiting {}", name(), launch_->timeout_ns / 1'000'000, what());
+void KernelThread::expect_time_until(uint64_t deadline_ns, What what) {
+    if (now_ns() >= deadline_ns)
+        fail(ncclTimeout, "{} timed out after {} ms waiting {}", name(), launch_->timeout_ns / 1'000'000, what());
+    if (warp_->is_interrupted()) fail(ncclRemoteError, "{} was interrupted while it waited {}", name(), what());
 }
 
 void KernelThread::run(void (*body)(void*), void* context) {
@@ -140,7 +142,7 @@ void KernelThread::meet(Meeting& meeting, unsigned arriving, const std::function
         } else {
             const uint64_t deadline_ns = now_ns() + launch_->timeout_ns;
             while (meeting.generation == generation) {
-                if (now_ns() >= deadline_ns) timed_out([&] { return fmt::format("at {}", what); });
+                expect_time_until(deadline_ns, [&] { return fmt::format("at {}", what); });
                 suspended([&] { warp_->pause(deadline_ns); });
             }
         }
@@ -230,7 +232,7 @@ bool KernelThread::wait_until(const std::function<bool()>& ready, uint64_t deadl
             const uint64_t now = now_ns();
             if (now >= deadline_ns) return false;
             if (timeout_ns == 0) timeout_ns = now + launch_->timeout_ns;
-            if (now >= timeout_ns) timed_out([&] { return "for " + description(); });
+            expect_time_until(timeout_ns, [&] { return "for " + description(); });
             suspended([&] { warp_->pause(std::min(timeout_ns, deadline_ns)); });
         }
         return true;
@@ -255,7 +257,7 @@ void KernelThread::poll(uint64_t until_ns) {
     const char* const what = "in a loop of its own, by atomic loads or pauses";
     if (launch_->scheduler == nullptr) {
         const uint64_t deadline_ns = first_poll_ns_ + launch_->timeout_ns;
-        if (now_ns() >= deadline_ns) timed_out([&] { return what; });
+        expect_time_until(deadline_ns, [&] { return what; });
         suspended([&] { warp_->pause(until_ns == 0 ? deadline_ns : until_ns); });
         return;
     }

@@ -112,7 +112,7 @@ class KernelThread {
     void suspended(Body body);
     // what(): the message's suffix; a function, because formatting takes longer than a poll.
     template <typename What>
-    [[noreturn]] void timed_out(What what);
+    void expect_time_until(uint64_t deadline_ns, What what);
     [[noreturn]] void deadlocked(const std::string& deadlock, const std::string& wait, bool is_within_block);
     void leave_block();
     void look();

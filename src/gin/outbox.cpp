@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "core/process.h"
 #include "device/cpu/remote_memory.h"
 #include "runtime/cpu/clock.h"
@@ -174,11 +175,12 @@ void Outbox::progress(int context) {
 bool Outbox::drain(uint64_t timeout_ns) {
     const uint64_t deadline_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
     const int num_contexts = static_cast<int>(lanes_.size()) / num_ranks_;
+    Interruption interruption;
     for (int context = 0; context < num_contexts; ++context) {
         for (int peer = 0; peer < num_ranks_; ++peer) {
             const uint64_t number = num_posted(context, peer);
             while (!has_read(context, peer, number)) {
-                if (cpu::steady_now_ns() >= deadline_ns) return false;
+                if (cpu::steady_now_ns() >= deadline_ns || interruption.has_come()) return false;
                 progress(context);
                 sched_yield();
             }

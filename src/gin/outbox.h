@@ -53,7 +53,7 @@ class Outbox {
     // Call it while waiting: completes direct operations whose sources have been read, and increments their counters.
     // Throws errors of the proxy.
     void progress(int context);
-    // Waits until all posted sources have been read; returns false after the timeout.
+    // Waits until all posted sources have been read; returns false after the timeout, or if interrupted.
     bool drain(uint64_t timeout_ns);
 
     // Message suffix: the proxy's state, or empty.

@@ -5,6 +5,7 @@
 
 #include "device/wait.h"
 #include "kernels/entry.h"
+#include "kernels/wait_steps.h"
 
 namespace crossdock {
 namespace {
@@ -16,17 +17,26 @@ CROSSDOCK_DEVICE_RARE bool may_go_on_waiting(const Ctx& ctx, const WaitScope& sc
     uint64_t deadline_ns = operation.start_ns + scope.timeout_ns;
     if (has_failed(ctx, scope) || !is_active(ctx, scope, peer)) return false;
     if (scope.entries != nullptr && !expect_agreement(ctx, scope, operation, peer)) return false;
-    const int first_ended = ctx.first_ended(peer);
+    const int named = ctx.rank_to_name(peer);
     // A peer that entered after this rank and waits for a lost one times out later than this rank: it is not lost.
-    if (first_ended < 0 && ctx.now_ns() >= deadline_ns && has_entered(ctx, scope, operation, peer))
+    if (named < 0 && ctx.now_ns() >= deadline_ns && has_entered(ctx, scope, operation, peer))
         deadline_ns += scope.timeout_ns;
     // This rank may send to itself only after its waits for others have ended. It is never masked itself.
     const bool is_own = scope.masking != 0 && peer == scope.rank;
     if (is_own) deadline_ns += scope.timeout_ns;
-    if (first_ended >= 0 || ctx.now_ns() >= deadline_ns) {
+    const bool is_interrupted = ctx.is_interrupted();
+    if (named >= 0 || is_interrupted || ctx.now_ns() >= deadline_ns) {
         WaitScope judge = scope;
-        if (is_own) judge.masking = 0;
-        record_expired_wait(ctx, judge, operation, step, lost_peer(scope, peer, first_ended), expected, seen);
+        if (is_own || is_interrupted) judge.masking = 0;
+        const int lost = lost_peer(scope, peer, named);
+        if (is_interrupted) {
+            step = WaitStep::kInterrupted;
+        } else if (lost != peer) {
+            step = WaitStep::kReport;
+            seen = static_cast<uint64_t>(peer);
+        }
+        record_expired_wait(ctx, judge, operation, step, lost, expected, seen);
+        if (judge.masking == 0 && !is_own && !is_interrupted) ctx.report_loss(lost);
         return false;
     }
     ctx.pause(deadline_ns);

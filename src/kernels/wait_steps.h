@@ -36,12 +36,13 @@ enum class WaitStep : uint32_t {
     kRow,
     kWeights,  // LL
     kBarrier,
-    kBuffer,    // LL
-    kRouting,   // HT
-    kFinished,  // HT
-    kReport,    // HT
-    kMeans,     // A2SGD
-    kRefused,   // HT: another rank refused the peer's words
+    kBuffer,       // LL
+    kRouting,      // HT
+    kFinished,     // HT
+    kReport,       // another rank reported the loss of the peer
+    kMeans,        // A2SGD
+    kRefused,      // HT: another rank refused the peer's words
+    kInterrupted,  // the program ended the wait
 };
 
 constexpr const char* name_of(WaitStep step) {
@@ -72,6 +73,8 @@ constexpr const char* name_of(WaitStep step) {
             return "means";
         case WaitStep::kRefused:
             return "refused";
+        case WaitStep::kInterrupted:
+            return "interrupted";
     }
     return "";
 }

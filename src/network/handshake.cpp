@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "network/acceptor.h"
 #include "runtime/cpu/clock.h"
 
@@ -100,7 +101,10 @@ class Meeting {
 
     std::vector<Link> run(uint64_t timeout_ns) {
         const uint64_t end_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
+        Interruption interruption;
         while (std::ranges::find(linked_, false) != linked_.end()) {
+            require(!interruption.has_come(), ncclRemoteError, "rank {} was interrupted connecting to ranks {}", rank_,
+                    missing());
             require(cpu::steady_now_ns() < end_ns, ncclRemoteError,
                     "rank {} timed out after {} ms connecting to ranks {}{}{}{}", rank_, timeout_ns / 1'000'000,
                     missing(), obstacles(), remote_.trouble(), local_.trouble());

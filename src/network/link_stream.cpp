@@ -183,6 +183,11 @@ bool LinkStream::hand_out(FrameReceiver& receiver, std::unique_ptr<LinkEnd>& lin
             link_end.reset(new LinkEnd{true, {}, head.value});
             return false;
         }
+        if (head.kind == kFailureReport) {
+            reported_loss_ = head.value;
+            begin_ += sizeof(head);
+            continue;
+        }
         if (head.kind != kFrame || head.value > kMaxFramePayload) {
             link_end.reset(new LinkEnd{false, "it sent what no rank sends"});
             return false;
@@ -231,10 +236,10 @@ void LinkStream::end_fetch(ucs_status_t status) {
     std::exchange(fetched_, nullptr)(argument_, status);
 }
 
-void LinkStream::send_close_notice(uint32_t because_of) {
+void LinkStream::send_word(uint32_t kind, uint32_t value) {
     if (!socket_.is_open() || is_broken_) return;
     const bool is_begun = !queue_.empty() && queue_.front().sent > 0;
-    queue_.insert(queue_.begin() + (is_begun ? 1 : 0), Outgoing{{kCloseNotice, because_of}, nullptr, 0});
+    queue_.insert(queue_.begin() + (is_begun ? 1 : 0), Outgoing{{kind, value}, nullptr, 0});
     flush();
 }
 

@@ -3,7 +3,7 @@
 // shared memory nor over RDMA. Bytes of a large frame are read from the socket directly into their target.
 //
 // A stream is a sequence of records: 8 bytes that say what follows, then a frame's header and its bytes. A close notice
-// has no more than the 8 bytes. Nothing here blocks. One thread at a time.
+// and a failure report have no more than the 8 bytes. Nothing here blocks. One thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -52,7 +52,11 @@ class LinkStream final : private PayloadSource {
     bool receive(FrameReceiver& receiver, std::unique_ptr<LinkEnd>& link_end);
 
     // Queued after the record that is being sent, before all others.
-    void send_close_notice(uint32_t because_of);
+    void send_close_notice(uint32_t because_of) { send_word(kCloseNotice, because_of); }
+    // This rank fails because it has lost `lost`; kNoRank: this is over.
+    void send_failure_report(uint32_t lost) { send_word(kFailureReport, lost); }
+    // The latest report of the other end, also after its end; kNoRank: none.
+    uint32_t reported_loss() const { return reported_loss_; }
     // Ends sending. drain() discards what is received; true if the other end has closed the connection, too.
     void end_sending();
     bool drain();
@@ -76,16 +80,17 @@ class LinkStream final : private PayloadSource {
     };
     struct RecordHead {
         uint32_t kind;
-        uint32_t value;  // frame: bytes of its payload; close notice: because_of
+        uint32_t value;  // frame: bytes of its payload; close notice: because_of; failure report: the lost rank
     };
     struct Outgoing {
         RecordHead head;
-        Send* send;   // null: a close notice
+        Send* send;   // null: a head only
         size_t sent;  // bytes of the record
         size_t bytes() const { return sizeof(head) + (send == nullptr ? 0 : send->header.size() + send->bytes.size()); }
     };
-    static constexpr uint32_t kFrame = 0x6d617266;        // "fram"
-    static constexpr uint32_t kCloseNotice = 0x65796267;  // "gbye"
+    static constexpr uint32_t kFrame = 0x6d617266;          // "fram"
+    static constexpr uint32_t kCloseNotice = 0x65796267;    // "gbye"
+    static constexpr uint32_t kFailureReport = 0x74736f6c;  // "lost"
     // Frames of at most this many bytes are handed out when complete.
     static constexpr size_t kWholeBytes = kMaxNoteBytes;
     static constexpr size_t kBufferBytes = kWholeBytes + (size_t{16} << 10);
@@ -96,6 +101,7 @@ class LinkStream final : private PayloadSource {
     void let_go(void* descriptor) override;
 
     ptrdiff_t write_some(const Outgoing* records, size_t count);
+    void send_word(uint32_t kind, uint32_t value);
     void fail_sends(ucs_status_t status);
     ptrdiff_t read_some(bool& is_drained);
     void take(size_t bytes);
@@ -106,6 +112,7 @@ class LinkStream final : private PayloadSource {
     std::deque<Outgoing> queue_;
     bool is_flushing_ = false;
     bool is_broken_ = false;  // for sending
+    uint32_t reported_loss_ = kNoRank;
 
     std::unique_ptr<std::byte[]> buffer_;  // allocated on the first receive
     size_t begin_ = 0, end_ = 0;           // of the buffer's contents

@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "runtime/cpu/clock.h"
+#include "runtime/cpu/failure_reports.h"
 
 namespace crossdock::network {
 namespace {
@@ -23,6 +25,8 @@ constexpr uint64_t kQuietRounds = 64;
 constexpr uint64_t kRoundsNs = 200'000'000;
 // After a rank has left in order, its acknowledgements may still arrive.
 constexpr uint64_t kGraceNs = 1'000'000'000;
+// A failure report waits at most this long for room in peers' buffers.
+constexpr uint64_t kReportNs = 200'000'000;
 // Frames that a rank sent before it died may still arrive.
 constexpr uint64_t kLastWordsNs = 200'000'000;
 
@@ -40,12 +44,13 @@ Mesh::Mesh(const Listener& listener, std::span<const RankAddress> addresses, uin
 Mesh::~Mesh() {
     std::unique_lock lock(mutex_);
     is_closing_ = true;
-    wait_locked(lock, kDrainNs, [&] { return !failure_.empty() || device_has_failed_ || is_idle(); });
+    wait_locked(lock, waits_briefly() ? kFailedDrainNs : kDrainNs,
+                [&] { return !failure_.empty() || device_has_failed_ || is_idle(); });
     takes_nothing_ = true;
     for (const Unstaged& each : unstaged_) delete each.landing;
     unstaged_.clear();  // releases payloads that the transport holds
     // Also after a failure: without a close notice, peers would report this rank as the lost one.
-    transport_.close(failure_.empty() ? kDisconnectNs : kFailedDrainNs, failed_rank_);
+    transport_.close(waits_briefly() ? kFailedDrainNs : kDisconnectNs, failed_rank_);
     // Queued copies write into memory that its owner may free afterwards.
     const uint64_t end_ns = cpu::steady_now_ns() + kDrainNs;
     while (!are_in(last_step_in_) && cpu::steady_now_ns() < end_ns) sched_yield();
@@ -100,21 +105,32 @@ Region* Mesh::register_memory(void* base, uint64_t bytes, MemoryKind kind, bool 
         peers_[peer].early.erase(early);
     }
     std::string missing, gone;
+    uint32_t lost = kNoRank;
     const auto all_are_known = [&] {
         missing.clear();
         gone.clear();
         for (uint32_t peer = 0; peer < num_ranks(); ++peer) {
             if (region->remote[peer].is_known) continue;
             missing += fmt::format("{}{}", missing.empty() ? "" : ", ", peer);
-            if (gone.empty()) gone = peers_[peer].lost;
+            if (gone.empty() && is_lost(peer)) {
+                lost = rank_to_name(peer);
+                gone = lost == peer ? peers_[peer].lost
+                                    : fmt::format("rank {} is lost; therefore rank {} failed, too", lost, peer);
+            }
         }
         return missing.empty() || !gone.empty() || !failure_.empty();
     };
-    wait_locked(lock, timeout_ns, all_are_known);
+    const bool is_interrupted = !wait_locked(lock, timeout_ns, all_are_known);
     if (!missing.empty()) {
         release(lock, region);  // ranks that know all announcements may already write
         check_locked();
-        require(gone.empty(), ncclRemoteError, "rank {} registers memory: {}", rank(), gone);
+        if (!gone.empty()) {
+            lock.unlock();
+            report_loss(lost);
+            fail(ncclRemoteError, "rank {} registers memory: {}", rank(), gone);
+        }
+        require(!is_interrupted, ncclRemoteError,
+                "rank {} was interrupted waiting for ranks {} to register the same memory", rank(), missing);
         fail(ncclRemoteError, "rank {} timed out after {} ms waiting for ranks {} to register the same memory", rank(),
              timeout_ns / 1'000'000, missing);
     }
@@ -141,7 +157,7 @@ void Mesh::deregister_memory(Region* region) {
 void Mesh::release(std::unique_lock<std::mutex>& lock, Region* region) {
     region->is_leaving = true;
     // After a failure few of them will end.
-    wait_locked(lock, failure_.empty() ? kDrainNs : kFailedDrainNs,
+    wait_locked(lock, waits_briefly() ? kFailedDrainNs : kDrainNs,
                 [&] { return region->uses == 0 && are_in(region->last_step_in); });
     if (region->uses == 0) {
         // A kernel's put that arrives after its group was destroyed may still name the region.
@@ -154,15 +170,22 @@ void Mesh::release(std::unique_lock<std::mutex>& lock, Region* region) {
     }
 }
 
-// Progresses until is_over() or the timeout. Other threads may use the mesh meanwhile.
-void Mesh::wait_locked(std::unique_lock<std::mutex>& lock, uint64_t timeout_ns, const std::function<bool()>& is_over) {
+// Progresses until is_over() or the timeout. Other threads may use the mesh meanwhile. Returns false if the program
+// interrupts it.
+bool Mesh::wait_locked(std::unique_lock<std::mutex>& lock, uint64_t timeout_ns, const std::function<bool()>& is_over) {
     const uint64_t end_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
+    Interruption interruption;
     while (!is_over() && cpu::steady_now_ns() < end_ns) {
         progress_locked();
         lock.unlock();
         sched_yield();
+        const bool is_interrupted = interruption.has_come();
         lock.lock();
+        if (!is_interrupted) continue;
+        stop_waiting();
+        return false;
     }
+    return true;
 }
 
 bool Mesh::progress() {
@@ -207,6 +230,7 @@ bool Mesh::progress_locked() {
             fail_peer(peer, reason.empty() ? std::move(message) : fmt::format("rank {} is lost: {}", peer, reason));
         }
     }
+    if (std::exchange(is_report_due_, false)) transport_.send_failure_report(failed_rank_);
     if (!dropped_.empty()) {
         for (const uint32_t lost : std::exchange(dropped_, {})) transport_.drop(lost);
     }
@@ -255,8 +279,11 @@ void Mesh::on_departure(const Departure& departure) {
         return fail_peer(lost, fmt::format("rank {} reported that it lost rank {}, and left", departure.rank, lost));
     }
     state.gone_reason = departure.link_end.reason;
-    if (!config_.outlives_ranks)
-        fail_peer(departure.rank, fmt::format("rank {} is lost: {}", departure.rank, departure.link_end.reason));
+    if (config_.outlives_ranks) return;
+    const uint32_t named = rank_to_name(departure.rank);
+    fail_peer(named, named == departure.rank
+                         ? fmt::format("rank {} is lost: {}", departure.rank, departure.link_end.reason)
+                         : fmt::format("rank {} reported that it lost rank {}, and is gone", departure.rank, named));
 }
 
 std::string Mesh::why_gone(uint32_t peer) {
@@ -274,6 +301,24 @@ bool Mesh::left_in_order(uint32_t peer) {
     return peers_[peer].gone_ns != 0 && peers_[peer].gone_reason.empty();
 }
 
+void Mesh::report_loss(uint32_t lost) {
+    std::unique_lock lock(mutex_);
+    transport_.send_failure_report(lost);
+    wait_locked(lock, kReportNs, [&] { return transport_.is_flushed(); });
+}
+
+uint32_t Mesh::reported_loss(uint32_t peer) {
+    const std::lock_guard lock(mutex_);
+    transport_.look_after_peers();
+    return transport_.reported_loss(peer);
+}
+
+uint32_t Mesh::rank_to_name(uint32_t peer) const {
+    return static_cast<uint32_t>(cpu::follow_reports(
+        static_cast<int>(peer), static_cast<int>(rank()), static_cast<int>(num_ranks()),
+        [this](int each) { return static_cast<int>(transport_.reported_loss(static_cast<uint32_t>(each))); }));
+}
+
 void Mesh::fail_all(std::string message) {
     if (!failure_.empty() || is_closing_) return;
     failure_ = std::move(message);
@@ -283,7 +328,10 @@ void Mesh::fail_all(std::string message) {
 // The rank is lost.
 void Mesh::fail_peer(uint32_t rank, std::string message) {
     if (!config_.outlives_ranks || rank == transport_.rank()) {
-        if (failure_.empty() && !is_closing_) failed_rank_ = rank;
+        if (failure_.empty() && !is_closing_) {
+            failed_rank_ = rank;
+            is_report_due_ = true;  // sent later: the caller may be the transport
+        }
         return fail_all(std::move(message));
     }
     if (is_lost(rank) || is_closing_) return;

@@ -81,12 +81,20 @@ class Mesh : private FrameSink {
     // Why a rank is lost, or that it left some time ago. Empty: it is alive.
     std::string why_gone(uint32_t peer);
     bool left_in_order(uint32_t peer);
+    // Tells all peers, before it returns, that this rank fails because it has lost `lost`; kNoRank: that this is over.
+    // A mesh that does not outlive its ranks does this itself.
+    void report_loss(uint32_t lost);
+    // The rank whose loss the peer has reported, also after its end; kNoRank: none.
+    uint32_t reported_loss(uint32_t peer);
 
     // Returns true if the operation has ended, and frees it. Otherwise calls progress().
     bool test(Operation* operation);
     bool progress();  // true if something happened
     // Progresses if no thread has for idle_ns; true if something happened.
     bool progress_if_idle(uint64_t idle_ns);
+
+    // From now on, leaving does not wait for peers that accept nothing.
+    void stop_waiting() { waits_briefly_.store(true, std::memory_order_relaxed); }
 
     // Throws ncclRemoteError if the mesh has failed.
     void check();
@@ -162,13 +170,15 @@ class Mesh : private FrameSink {
     bool are_in(uint64_t step);
     void release(std::unique_lock<std::mutex>& lock, Region* region);
     void fail_peer(uint32_t rank, std::string message);
+    uint32_t rank_to_name(uint32_t peer) const;
     bool is_lost(uint32_t rank) const { return !peers_[rank].lost.empty(); }
     bool is_reached(uint32_t rank) const { return !is_lost(rank) && transport_.is_there(rank); }
     bool is_idle() const;
     void check_locked() const;
     bool progress_locked();
     void look_for_stalls(uint64_t now_ns);
-    void wait_locked(std::unique_lock<std::mutex>& lock, uint64_t timeout_ns, const std::function<bool()>& is_over);
+    bool wait_locked(std::unique_lock<std::mutex>& lock, uint64_t timeout_ns, const std::function<bool()>& is_over);
+    bool waits_briefly() const { return !failure_.empty() || waits_briefly_.load(std::memory_order_relaxed); }
 
     void begin_wait(uint32_t peer);
     void note_change(uint32_t peer) {
@@ -232,6 +242,7 @@ class Mesh : private FrameSink {
     MeshConfig config_;
     std::string failure_;
     std::atomic<bool> has_failed_{false};
+    std::atomic<bool> waits_briefly_{false};
     bool is_closing_ = false;
     bool takes_nothing_ = false;  // incoming frames are dropped
     bool device_has_failed_ = false;
@@ -261,6 +272,7 @@ class Mesh : private FrameSink {
     uint64_t next_look_ns_ = 0;
     std::vector<std::pair<uint32_t, std::string>> failed_transfers_;
     uint32_t failed_rank_ = kNoRank;  // whose loss is failure_
+    bool is_report_due_ = false;      // of failed_rank_
     std::vector<uint32_t> dropped_;   // lost ranks whose connections are to be closed
 
     // Last, so that it is destroyed first: its callbacks use the other members.

@@ -89,12 +89,21 @@ void PeerLinks::look_at_all(std::vector<Departure>& departures) {
 
 void PeerLinks::drop(uint32_t peer) { close(peer); }
 
-void PeerLinks::send_close_notice(uint32_t because_of) {
+template <typename SendTo>
+void PeerLinks::send_to_all(SendTo send_to) {
     for (uint32_t peer = 0; peer < streams_.size(); ++peer) {
         const bool was_flushed = streams_[peer].is_flushed();
-        streams_[peer].send_close_notice(because_of);
+        send_to(streams_[peer]);
         if (was_flushed && !streams_[peer].is_flushed()) queued_.push_back(peer);
     }
+}
+
+void PeerLinks::send_close_notice(uint32_t because_of) {
+    send_to_all([because_of](LinkStream& stream) { stream.send_close_notice(because_of); });
+}
+
+void PeerLinks::send_failure_report(uint32_t lost) {
+    send_to_all([lost](LinkStream& stream) { stream.send_failure_report(lost); });
 }
 
 // Closing a connection with unread data resets it, and data that the other end has not read is lost.

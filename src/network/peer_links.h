@@ -38,6 +38,10 @@ class PeerLinks {
 
     // Tells all peers that this rank leaves in order. because_of: the lost rank that is the reason, or kNoRank.
     void send_close_notice(uint32_t because_of);
+    // Tells all peers that this rank fails because it has lost `lost`; kNoRank: that this is over.
+    void send_failure_report(uint32_t lost);
+    // The latest report of the peer; kNoRank: none.
+    uint32_t reported_loss(uint32_t peer) const { return streams_[peer].reported_loss(); }
     bool is_flushed() const { return queued_.empty(); }
     // After a close notice: waits until the peers have read all that was sent to them, at most timeout_ns.
     void part(const std::vector<bool>& is_there, uint64_t timeout_ns);
@@ -46,6 +50,8 @@ class PeerLinks {
     bool receive(uint32_t peer, std::vector<Departure>& departures);
     void flush_all();
     void close(uint32_t peer);
+    template <typename SendTo>
+    void send_to_all(SendTo send_to);
 
     std::deque<LinkStream> streams_;  // one per rank; this rank's own is closed
     FrameReceiver& receiver_;

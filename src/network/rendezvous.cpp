@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "network/rendezvous_messages.h"
 #include "runtime/cpu/clock.h"
 
@@ -25,14 +26,17 @@ constexpr uint64_t kChallengeNs = 20'000'000'000;
 constexpr uint64_t kRetryNs = 20'000'000;
 constexpr const char* kOtherSecret = "its CROSSDOCK_SECRET differs: set the same value on all ranks";
 
-// Waits for the socket; returns false if the deadline has passed.
+// Waits for the socket; returns false if the deadline has passed. Throws ncclRemoteError if the program interrupts it.
 bool await(const Socket& socket, short events, uint64_t deadline_ns) {
+    constexpr uint64_t kPollMs = 50;
+    Interruption interruption;
     for (;;) {
+        require(!interruption.has_come(), ncclRemoteError, "joining was interrupted, waiting for another rank's words");
         const uint64_t now = cpu::steady_now_ns();
         if (now >= deadline_ns) return false;
         pollfd waiting{socket.fd(), events, 0};
         const uint64_t left_ms = (deadline_ns - now) / 1'000'000 + 1;
-        if (poll(&waiting, 1, static_cast<int>(std::min<uint64_t>(left_ms, 1000))) > 0) return true;
+        if (poll(&waiting, 1, static_cast<int>(std::min(left_ms, kPollMs))) > 0) return true;
     }
 }
 
@@ -58,7 +62,10 @@ class OtherRank {
           endpoints_(resolve(rendezvous.address)) {}
 
     JoinedRanks run() {
+        Interruption interruption;
         for (size_t attempt = 0; cpu::steady_now_ns() < deadline_ns_; ++attempt) {
+            require(!interruption.has_come(), ncclRemoteError, "rank {} was interrupted waiting for rank 0 at {}: {}",
+                    rendezvous_.rank, rendezvous_.address, reason_);
             if (auto joined = try_to_join(endpoints_[attempt % endpoints_.size()])) return std::move(*joined);
             // A random pause, so that ranks refused together do not retry together.
             const timespec pause{0, static_cast<long>(kRetryNs / 2 + random_secret()[0] % kRetryNs)};

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "network/acceptor.h"
 #include "network/rendezvous_messages.h"
 #include "runtime/cpu/clock.h"
@@ -37,8 +38,11 @@ class First {
 
     JoinedRanks run() {
         const uint64_t end_ns = cpu::steady_now_ns() + std::min(rendezvous_.timeout_ns, UINT64_MAX / 2);
+        Interruption interruption;
         while (num_joined() + 1 < rendezvous_.num_ranks) {
-            if (cpu::steady_now_ns() >= end_ns) give_up();
+            if (cpu::steady_now_ns() >= end_ns)
+                give_up(fmt::format("timed out after {} ms", rendezvous_.timeout_ns / 1'000'000));
+            if (interruption.has_come()) give_up("was interrupted");
             step();
         }
         return reply_to_all();
@@ -142,7 +146,7 @@ class First {
     }
 
     // Tells the ranks that have joined which ranks are missing.
-    [[noreturn]] void give_up() const {
+    [[noreturn]] void give_up(const std::string& happened) const {
         std::string missing;
         for (uint32_t rank = 1; rank < rendezvous_.num_ranks; ++rank) {
             const bool came = std::any_of(clients_.begin(), clients_.end(), [rank](const Client& each) {
@@ -150,8 +154,8 @@ class First {
             });
             if (!came) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
         }
-        std::string message = fmt::format("rank 0 timed out after {} ms waiting at {} for ranks {}",
-                                          rendezvous_.timeout_ns / 1'000'000, rendezvous_.address, missing);
+        std::string message =
+            fmt::format("rank 0 {} waiting at {} for ranks {}", happened, rendezvous_.address, missing);
         if (num_without_secret_ > 0)
             message += fmt::format("; {} that came had another CROSSDOCK_SECRET", num_without_secret_);
         message += acceptor_.trouble();

@@ -57,6 +57,11 @@ class Transport final : private FrameReceiver {
     // Checks whether peers have left. Call it from time to time.
     void look_after_peers();
 
+    // Failure reports: as PeerLinks'. They may wait for room (is_flushed).
+    void send_failure_report(uint32_t lost) { links_->send_failure_report(lost); }
+    uint32_t reported_loss(uint32_t peer) const { return links_->reported_loss(peer); }
+    bool is_flushed() const { return links_->is_flushed(); }
+
     // Sends close notices; because_of: the lost rank that is the reason, or kNoRank. Pending sends get timeout_ns.
     void close(uint64_t timeout_ns, uint32_t because_of);
 

@@ -78,9 +78,14 @@ class Warp {
     virtual void signal(int peer, uint64_t* word, uint64_t increase) = 0;
     virtual void flush_puts() = 0;
 
-    // Called after a failed poll for a word of the peer. If the peer's process has ended, returns the rank that ended
-    // first, which may be why the others left; else -1.
-    virtual int first_ended(int /*peer*/) { return -1; }
+    // Called after a failed poll for a word of the peer. If the peer's process has ended, returns the rank to name: the
+    // peer, or the one whose loss the peer had reported; else -1.
+    virtual int rank_to_name(int /*peer*/) { return -1; }
+    // This rank fails because it has lost `rank`: peers that later find this one gone name that one.
+    virtual void report_loss(int /*rank*/) {}
+
+    // The program has ended this launch's waits.
+    virtual bool is_interrupted() const { return false; }
 
     // The rank was killed: its writes to other ranks are lost.
     virtual bool is_killed() const = 0;

@@ -9,9 +9,11 @@
 
 #include "core/environment_number.h"
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "core/log.h"
 #include "device/cpu/device_comm.h"
 #include "fabric/cpu/registry.h"
+#include "runtime/cpu/failure_reports.h"
 #include "runtime/cpu/idle_backoff.h"
 #include "runtime/cpu/machine_memory.h"
 
@@ -72,6 +74,32 @@ void CpuCommunicator::all_gather(const void* own, void* all, size_t bytes, const
         at += chunk_bytes;
         ++number;
     } while (at < bytes);
+    // Who was reported as lost was only late.
+    if (reported_.exchange(-1) >= 0) exchange_->report_loss(-1);
+}
+
+int CpuCommunicator::rank_to_name(int rank) {
+    const int named =
+        follow_reports(rank, rank_, num_ranks_, [this](int each) { return exchange_->reported_loss(each); });
+    if (named != rank || !has_left(rank)) return named;
+    for (int other = 0; other < num_ranks_; ++other) {
+        if (other != rank_ && has_ended(other) && !has_left(other)) return other;
+    }
+    return rank;
+}
+
+void CpuCommunicator::report_loss(int rank) {
+    int none = -1;
+    if (reported_.compare_exchange_strong(none, rank)) exchange_->report_loss(rank);
+}
+
+void CpuCommunicator::fail_for(int peer, const char* what, const std::string& reason) {
+    const int named = rank_to_name(peer);
+    report_loss(named);
+    if (named == peer) fail(ncclRemoteError, "rank {} in {} lost rank {}: {}", rank_, what, peer, reason);
+    const std::string its_reason = why_gone(named);
+    fail(ncclRemoteError, "rank {} in {} lost rank {}{}{}; therefore rank {} failed, too", rank_, what, named,
+         its_reason.empty() ? "" : ": ", its_reason, peer);
 }
 
 void CpuCommunicator::gather_chunk(uint64_t number, const PostLabel& label, std::byte* all, size_t stride,
@@ -83,8 +111,7 @@ void CpuCommunicator::gather_chunk(uint64_t number, const PostLabel& label, std:
         PostLabel found;
         std::byte* target = all + static_cast<size_t>(peer) * stride;
         const auto seen = exchange_->read(peer, number, found, target, chunk_bytes);
-        require(seen != PostSeen::kGone, ncclRemoteError, "rank {} timed out in {} before rank {} arrived", peer,
-                label.what, rank_);
+        if (seen == PostSeen::kGone) fail_for(peer, label.what, "it did not wait any longer");
         require(seen == PostSeen::kNotYet || found == label, ncclInvalidUsage,
                 "rank {} is in {} with {} bytes while rank {} is in {} with {} bytes: every rank makes the same calls "
                 "in the same order",
@@ -92,17 +119,22 @@ void CpuCommunicator::gather_chunk(uint64_t number, const PostLabel& label, std:
         return seen == PostSeen::kRead;
     };
     uint64_t last_liveness_ns = start_ns;
+    Interruption interruption;
     const auto ready = [&] {
         std::erase_if(missing, has_come);
         if (missing.empty()) return true;
         if (const uint64_t now_ns = executor_->now_ns(); now_ns - last_liveness_ns >= kLivenessIntervalNs) {
             last_liveness_ns = now_ns;
+            if (interruption.has_come()) {
+                stop_waiting();
+                fail(ncclRemoteError, "rank {} was interrupted in {}, waiting for {}", rank_, label.what,
+                     list_of(missing));
+            }
             std::erase_if(missing, [&](int peer) {
                 const std::string reason = why_gone(peer);
                 if (reason.empty()) return false;
                 // It may have sent the expected post before it ended.
-                require(has_come(peer), ncclRemoteError, "rank {} in {} lost rank {}: {}", rank_, label.what, peer,
-                        reason);
+                if (!has_come(peer)) fail_for(peer, label.what, reason);
                 return true;
             });
             return missing.empty();
@@ -111,6 +143,7 @@ void CpuCommunicator::gather_chunk(uint64_t number, const PostLabel& label, std:
     };
     if (executor_->wait(ready, deadline_ns)) return;
     require(!is_killed(), ncclRemoteError, "rank {} was killed by fault injection in {}", rank_, label.what);
+    if (missing.size() == 1) report_loss(missing.front());
     fail(ncclRemoteError, "rank {} timed out after {} ms in {}, waiting for {}", rank_,
          (executor_->now_ns() - start_ns) / 1'000'000, label.what, list_of(missing));
 }

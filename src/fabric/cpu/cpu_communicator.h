@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include "fabric/communicator.h"
 #include "fabric/cpu/exchange.h"
 #include "runtime/cpu/cpu_runtime.h"
+#include "runtime/cpu/ended_peers.h"
 
 namespace crossdock::cpu {
 
@@ -21,7 +23,7 @@ uint64_t join_timeout_ns();
 // accepting data.
 uint64_t network_timeout_ns();
 
-class CpuCommunicator : public Communicator {
+class CpuCommunicator : public Communicator, protected PeerLosses {
   public:
     ~CpuCommunicator() override;
     const BackendTraits& backend() const final { return backend_; }
@@ -59,6 +61,14 @@ class CpuCommunicator : public Communicator {
 
     bool has_left(int rank) { return exchange_->has_left(rank); }
 
+    bool has_ended(int rank) final { return !why_gone(rank).empty(); }
+    // A rank that left in order without a report is named only if no other one is lost.
+    int rank_to_name(int rank) final;
+    void report_loss(int rank) final;
+
+    // The peer is gone, or went on without this rank: throws ncclRemoteError that names the lost rank, and reports it.
+    [[noreturn]] void fail_for(int peer, const char* what, const std::string& reason);
+
     // Throws ncclSystemError if this machine has too little memory for `bytes` of symmetric memory per rank.
     void expect_room(size_t bytes) const;
 
@@ -70,7 +80,6 @@ class CpuCommunicator : public Communicator {
 
     void gather_chunk(uint64_t number, const PostLabel& label, std::byte* all, size_t stride, size_t chunk_bytes,
                       uint64_t start_ns, uint64_t deadline_ns);
-
     const BackendTraits& backend_;
     int rank_;
     int num_ranks_;
@@ -79,6 +88,7 @@ class CpuCommunicator : public Communicator {
     CpuRuntime runtime_;
     std::shared_ptr<const void> device_comm_;
     uint64_t num_calls_ = 0;  // of all_gather
+    std::atomic<int> reported_{-1};
     std::mutex windows_mutex_;
     std::map<ncclWindow_t, Window> windows_;
     uint64_t num_registrations_ = 0;

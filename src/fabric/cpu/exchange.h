@@ -27,6 +27,10 @@ class Exchange {
     virtual PostSeen read(int rank, uint64_t number, PostLabel& label, void* chunk, size_t chunk_bytes) = 0;
     // True if the rank has left in order.
     virtual bool has_left(int rank) = 0;
+    // Tells all ranks, before it returns, that this rank fails because it has lost `lost`; -1: that this is over.
+    virtual void report_loss(int lost) = 0;
+    // The rank whose loss `rank` has reported, also after its end; -1: none.
+    virtual int reported_loss(int rank) = 0;
 };
 
 }  // namespace crossdock::cpu

@@ -54,12 +54,14 @@ class ControlSegment {
 
     std::atomic<uint64_t>& process_of(int rank) { return part(rank).process; }  // to_word(); 0: has not joined
     std::atomic<uint64_t>& left(int rank) { return part(rank).left; }           // 1: has destroyed its communicator
+    std::atomic<uint64_t>& lost_by(int rank) { return part(rank).lost; }  // 1 + the rank whose loss it reports; 0: none
     Mailbox& mailbox_of(int rank) { return part(rank).mailbox; }
 
   private:
     struct alignas(64) RankPart {
         std::atomic<uint64_t> process;
         std::atomic<uint64_t> left;
+        std::atomic<uint64_t> lost;
         Mailbox mailbox;
     };
     RankPart& part(int rank) { return reinterpret_cast<RankPart*>(this + 1)[rank]; }
@@ -76,6 +78,13 @@ class MailboxExchange final : public Exchange {
         return control_->mailbox_of(rank).read(number, label, chunk, chunk_bytes);
     }
     bool has_left(int rank) override { return control_->left(rank).load(std::memory_order_acquire) == 1; }
+    void report_loss(int lost) override {
+        control_->lost_by(rank_).store(static_cast<uint64_t>(lost + 1), std::memory_order_release);
+    }
+    int reported_loss(int rank) override {
+        const uint64_t word = control_->lost_by(rank).load(std::memory_order_acquire);
+        return word <= ControlSegment::kMaxRanks ? static_cast<int>(word) - 1 : -1;
+    }
 
   private:
     std::shared_ptr<ControlSegment> control_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fabric/cpu/process_communicator.h"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <utility>
@@ -9,8 +10,16 @@
 #include "fabric/cpu/mailbox.h"
 #include "fabric/cpu/rendezvous.h"
 #include "fabric/cpu/window_memory.h"
+#include "runtime/cpu/clock.h"
 
 namespace crossdock::cpu {
+namespace {
+
+// What a rank tells the others after mapping their memory, if no rank has ended.
+constexpr uint64_t kMapped = UINT64_MAX;
+constexpr uint64_t kNotMapped = UINT64_MAX - 1;
+
+}  // namespace
 
 // A rank's description of its piece of memory for the others.
 struct ProcessCommunicator::Offer {
@@ -24,10 +33,10 @@ struct ProcessCommunicator::Offer {
 
 class ProcessCommunicator::MappedPeers final : public SymmetricMemory {
   public:
-    // Maps the offers of all local peers; `own` is this rank's memory.
-    MappedPeers(const ProcessCommunicator& communicator, const std::vector<Offer>& offers, std::byte* own) {
+    // Maps the offers of all local peers; `own` is this rank's memory. peer: whose offer it maps, if it throws.
+    MappedPeers(const ProcessCommunicator& communicator, const std::vector<Offer>& offers, std::byte* own, int& peer) {
         const int rank = communicator.rank();
-        for (int peer = 0; peer < static_cast<int>(offers.size()); ++peer) {
+        for (peer = 0; peer < static_cast<int>(offers.size()); ++peer) {
             const Offer& offer = offers[static_cast<size_t>(peer)];
             if (peer == rank || !communicator.is_local(peer)) {
                 addresses_.push_back(peer == rank ? own : unreachable_memory());
@@ -55,10 +64,7 @@ ProcessCommunicator::ProcessCommunicator(int rank, int num_ranks, int first_loca
     : CpuCommunicator(kProcessesBackend, rank, num_ranks, std::move(exchange), executor),
       first_local_(first_local),
       processes_(local_processes.begin(), local_processes.end()) {
-    executor->watch_peers(num_ranks, [this](int peer) {
-        if (why_gone(peer).empty()) return PeerEnd::kNone;
-        return has_left(peer) ? PeerEnd::kLeft : PeerEnd::kLost;
-    });
+    executor->watch_peers(num_ranks, *this);
 }
 
 std::unique_ptr<SymmetricMemory> ProcessCommunicator::allocate_symmetric(size_t bytes, uint64_t timeout_ns) {
@@ -96,6 +102,14 @@ std::string ProcessCommunicator::why_gone(int rank) {
     return reason.empty() && has_left(rank) ? "it has left the communicator" : reason;
 }
 
+// A process that ends closes its files a moment before it counts as ended.
+bool ProcessCommunicator::ends_soon(int rank) {
+    constexpr uint64_t kMostNs = 100'000'000;
+    const uint64_t end_ns = steady_now_ns() + kMostNs;
+    while (why_ended(rank).empty() && steady_now_ns() < end_ns) sched_yield();
+    return !why_ended(rank).empty();
+}
+
 std::string ProcessCommunicator::why_ended(int rank) {
     if (!is_local(rank)) return {};
     const ProcessWatch& process = processes_[static_cast<size_t>(rank - first_local_)];
@@ -119,17 +133,25 @@ std::unique_ptr<ProcessCommunicator::MappedPeers> ProcessCommunicator::exchange(
     require_same_size(sizes, what);
 
     std::unique_ptr<MappedPeers> mapped;
+    // kMapped, kNotMapped, or the rank that has ended since it made its offer.
+    uint64_t own_outcome = kMapped;
+    int current = 0;
     try {
-        mapped = std::make_unique<MappedPeers>(*this, offers, memory);
+        mapped = std::make_unique<MappedPeers>(*this, offers, memory, current);
     } catch (const Error& error) {
         reason = error.what();
+        own_outcome = ends_soon(current) ? static_cast<uint64_t>(current) : kNotMapped;
     }
-    std::vector<uint64_t> successes(static_cast<size_t>(num_ranks()));
-    const uint64_t own_success = mapped != nullptr;
-    all_gather(&own_success, successes.data(), sizeof(uint64_t), what, timeout_ns);
+    std::vector<uint64_t> outcomes(static_cast<size_t>(num_ranks()));
+    all_gather(&own_outcome, outcomes.data(), sizeof(uint64_t), what, timeout_ns);
+    for (const uint64_t outcome : outcomes) {
+        if (outcome >= static_cast<uint64_t>(num_ranks())) continue;
+        const int lost = static_cast<int>(outcome);
+        fail_for(lost, what, why_gone(lost));
+    }
     require(mapped != nullptr, ncclSystemError, "{}: {}", what, reason);
     for (int peer = 0; peer < num_ranks(); ++peer) {
-        require(successes[static_cast<size_t>(peer)] == 1, ncclSystemError,
+        require(outcomes[static_cast<size_t>(peer)] == kMapped, ncclSystemError,
                 "{}: rank {} could not map its peers' memory", what, peer);
     }
     return mapped;

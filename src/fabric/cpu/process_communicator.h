@@ -29,6 +29,7 @@ class ProcessCommunicator : public CpuCommunicator {
   protected:
     std::unique_ptr<SymmetricMemory> map_window(void* memory, size_t bytes, uint64_t timeout_ns) override;
     std::string why_ended(int rank);  // empty: not known to have ended
+    bool ends_soon(int rank);
     bool is_local(int rank) const { return rank >= first_local_ && rank < first_local_ + lsa_team_size(); }
 
   private:

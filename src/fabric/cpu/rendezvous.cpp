@@ -12,6 +12,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "core/process.h"
 #include "fabric/cpu/cpu_communicator.h"
 #include "fabric/cpu/memory_file.h"
@@ -22,7 +23,7 @@
 namespace crossdock::cpu {
 namespace {
 
-constexpr char kMagic[16] = "crossdock-cpu-1";
+constexpr char kMagic[16] = "crossdock-cpu-2";
 
 struct IdContents {
     char magic[16];
@@ -70,6 +71,7 @@ class JoinLock {
         std::optional<ProcessWatch> watch;  // of the process `watched`
         uint64_t next_look_ns = 0;
         IdleBackoff backoff(0);
+        Interruption interruption;
         for (;;) {
             uint64_t holder = expected;
             if (lock_.compare_exchange_strong(holder, own)) return;
@@ -88,6 +90,9 @@ class JoinLock {
                     "rank {} timed out waiting for process {}, which holds the lock for joining: check whether it is "
                     "stopped",
                     rank, process_from(holder).number);
+            require(!interruption.has_come(), ncclRemoteError,
+                    "rank {} was interrupted waiting for process {}, which holds the lock for joining", rank,
+                    process_from(holder).number);
             backoff.idle(deadline_ns);
         }
     }
@@ -110,16 +115,26 @@ void claim_rank(ControlSegment& control, int num_ranks, int rank, uint64_t deadl
     const bool is_free = owner == 0 || ProcessWatch(process_from(owner)).has_ended();
     require(is_free && control.is_complete.load() == 0, ncclInvalidArgument, "rank {} is taken by process {}", rank,
             process_from(owner).number);
+    control.left(rank).store(0);
     control.process_of(rank).store(to_word(own_process()));
 }
 
-std::string missing_ranks(ControlSegment& control, int num_ranks) {
-    std::string missing;
+bool are_all_claimed(ControlSegment& control, int num_ranks) {
     for (int peer = 0; peer < num_ranks; ++peer) {
-        if (control.process_of(peer).load(std::memory_order_acquire) == 0)
-            missing += fmt::format("{}{}", missing.empty() ? "" : ", ", peer);
+        if (control.process_of(peer).load(std::memory_order_acquire) == 0) return false;
     }
-    return missing;
+    return true;
+}
+
+// The ranks that no process has claimed; ranks that gave up waiting for them are no cause.
+std::string missing_ranks(ControlSegment& control, int num_ranks) {
+    std::string missing, gave_up;
+    for (int peer = 0; peer < num_ranks; ++peer) {
+        if (control.process_of(peer).load(std::memory_order_acquire) != 0) continue;
+        std::string& list = control.left(peer).load() == 0 ? missing : gave_up;
+        list += fmt::format("{}{}", list.empty() ? "" : ", ", peer);
+    }
+    return missing.empty() ? gave_up + ", which had come before and gave up," : missing;
 }
 
 // Releases ranks whose processes have ended. Returns true if all ranks have joined. Requires the lock.
@@ -167,17 +182,21 @@ std::shared_ptr<ControlSegment> join_control_segment(const ncclUniqueId& id, int
     const uint64_t deadline_ns = saturating_add(steady_now_ns(), timeout_ns);
     claim_rank(*control, num_ranks, rank, deadline_ns);
 
-    const auto all_joined = [&] {
-        if (control->is_complete.load(std::memory_order_acquire) == 1) return true;
-        if (!missing_ranks(*control, num_ranks).empty()) return false;
+    Interruption interruption;
+    const auto is_over = [&] {
+        if (control->is_complete.load(std::memory_order_acquire) == 1 || interruption.has_come()) return true;
+        if (!are_all_claimed(*control, num_ranks)) return false;
         const JoinLock lock(*control, rank, deadline_ns);
         return release_ended_ranks(*control, num_ranks);
     };
-    if (!LocalExecutor(num_ranks).wait(all_joined, deadline_ns)) {
+    if (!LocalExecutor(num_ranks).wait(is_over, deadline_ns) || control->is_complete.load() == 0) {
         const JoinLock lock(*control, rank, saturating_add(steady_now_ns(), kJoinLockNs));
         if (!release_ended_ranks(*control, num_ranks)) {
             const std::string missing = missing_ranks(*control, num_ranks);
+            control->left(rank).store(1);
             control->process_of(rank).store(0);  // no rank may rely on this one
+            require(!interruption.has_come(), ncclRemoteError, "rank {} was interrupted waiting for ranks {} to join",
+                    rank, missing);
             fail(ncclRemoteError, "rank {} timed out after {} ms waiting for ranks {} to join", rank,
                  timeout_ns / 1'000'000, missing);
         }

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "fabric/cuda/mailbox_put.h"
 #include "runtime/cuda/cuda_check.h"
 
@@ -98,6 +99,7 @@ void Mailbox::run_round(const std::byte* own, size_t bytes, const char* what, De
     send(layout.flag(half, rank), sizeof(round));
 
     auto* flags = reinterpret_cast<uint64_t*>(staging_ + num_ranks * kSlotBytes);
+    Interruption interruption;
     for (;;) {
         copy(flags, memory_->local + layout.flag(half, 0), num_ranks * sizeof(uint64_t));
         finish();
@@ -109,6 +111,7 @@ void Mailbox::run_round(const std::byte* own, size_t bytes, const char* what, De
             }
             fail(ncclRemoteError, "{}: ranks that did not come in time: {}", what, missing);
         }
+        require(!interruption.has_come(), ncclRemoteError, "rank {} was interrupted in {}", rank, what);
         std::this_thread::sleep_for(kPollInterval);
     }
     copy(staging_, memory_->local + layout.slot(half, 0), bytes > 0 ? num_ranks * kSlotBytes : 0);

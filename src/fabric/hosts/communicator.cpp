@@ -99,6 +99,10 @@ class NoteExchange final : public cpu::Exchange {
     }
 
     bool has_left(int rank) override { return wire_->mesh().left_in_order(static_cast<uint32_t>(rank)); }
+    void report_loss(int lost) override { wire_->mesh().report_loss(static_cast<uint32_t>(lost)); }
+    int reported_loss(int rank) override {
+        return static_cast<int>(wire_->mesh().reported_loss(static_cast<uint32_t>(rank)));
+    }
 
   private:
     std::shared_ptr<Wire> wire_;
@@ -191,6 +195,7 @@ class HostsCommunicator final : public cpu::ProcessCommunicator {
     }
 
     int ranks_on_machine() const override { return ranks_on_machine_; }
+    void stop_waiting() override { wire_->mesh().stop_waiting(); }
 
     std::string why_gone(int rank) override {
         if (rank == this->rank()) return {};

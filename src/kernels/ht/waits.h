@@ -118,6 +118,7 @@ CROSSDOCK_DEVICE_RARE void leave_peer(const Ctx& ctx, const HtCommon& c, const O
 CROSSDOCK_DEVICE_RARE void give_up(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step,
                                    int peer, uint64_t expected, uint64_t seen, uint64_t told) {
     record_expired_wait(ctx, scope_of_peer(c, peer), operation, step, peer, expected, seen);
+    if (c.scope.masking == 0 && peer != c.rank) ctx.report_loss(peer);
     leave_peer(ctx, c, operation, peer, told != 0 ? told : FailureReport{true, false, c.rank, peer}.pack());
 }
 
@@ -152,9 +153,17 @@ CROSSDOCK_DEVICE_RARE bool may_wait_on(const Ctx& ctx, const HtCommon& c, const 
     const uint64_t last_ns = wait.start_ns + scope.timeout_ns * most_timeouts(c, peer);
     uint64_t deadline_ns = wait.heard_ns + scope.timeout_ns;
     if (deadline_ns > last_ns || peer == c.rank) deadline_ns = last_ns;
-    const int first_ended = ctx.first_ended(peer);
-    if (first_ended >= 0 || now_ns >= deadline_ns) {
-        give_up(ctx, c, operation, step, lost_peer(scope, peer, first_ended), expected, seen, 0);
+    const int named = ctx.rank_to_name(peer);
+    if (ctx.is_interrupted()) {
+        WaitScope judge = scope;
+        judge.masking = 0;
+        record_expired_wait(ctx, judge, operation, WaitStep::kInterrupted, peer, expected, seen);
+        return false;
+    }
+    if (named >= 0 || now_ns >= deadline_ns) {
+        const int lost = lost_peer(scope, peer, named);
+        give_up(ctx, c, operation, lost == peer ? step : WaitStep::kReport, lost, expected,
+                lost == peer ? seen : static_cast<uint64_t>(peer), 0);
         return false;
     }
     uint64_t next_ns = wait.told_ns + scope.timeout_ns / kHeartbeats;

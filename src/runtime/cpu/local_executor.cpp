@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "runtime/cpu/fiber.h"
 #include "runtime/cpu/idle_backoff.h"
 #include "runtime/cpu/local_put.h"
@@ -25,7 +26,16 @@ struct Launch {
     EndedPeers* peers;                           // may be null
     uint64_t earliest_deadline_ns = UINT64_MAX;  // of the current round's pauses
     bool progressed = false;                     // a task did more than poll in the current round
-    bool broken = false;                         // a warp threw, or a barrier cannot complete: the others unwind
+    Interruption interruption;
+    bool interrupted = false;
+    bool broken = false;  // a warp threw, or a barrier cannot complete: the others unwind
+
+    // All warps wait.
+    void idle(uint64_t deadline_ns) {
+        if (peers != nullptr) peers->look();
+        interrupted = interruption.has_come();
+        backoff.idle(deadline_ns);
+    }
 };
 
 struct Barrier {
@@ -65,17 +75,21 @@ class LocalWarp final : public Warp {
         const ExecutorsWork work(kernel());
         if (fiber == nullptr) {
             if (launch->progress != nullptr && launch->progress->progress()) launch->backoff.reset();
-            if (launch->peers != nullptr) launch->peers->look();
-            launch->backoff.idle(deadline_ns);
+            launch->idle(deadline_ns);
             return;
         }
         launch->earliest_deadline_ns = std::min(launch->earliest_deadline_ns, deadline_ns);
         suspend();
     }
 
-    int first_ended(int peer) override {
+    int rank_to_name(int peer) override {
         const ExecutorsWork work(kernel());
-        return launch->peers == nullptr ? -1 : launch->peers->first_ended(peer, told_of_ended_);
+        return launch->peers == nullptr ? -1 : launch->peers->rank_to_name(peer, told_of_ended_);
+    }
+
+    void report_loss(int rank) override {
+        const ExecutorsWork work(kernel());
+        if (launch->peers != nullptr) launch->peers->report_loss(rank);
     }
 
     void scheduling_point() override {}
@@ -109,6 +123,7 @@ class LocalWarp final : public Warp {
         note_progress();
     }
     void flush_puts() override {}
+    bool is_interrupted() const override { return launch->interrupted; }
     bool is_killed() const override { return false; }
     Fault fault() const override { return Fault::kNone; }
     ProtocolChecker* checker() override { return nullptr; }
@@ -247,8 +262,7 @@ std::exception_ptr run_fibers(Launch& launch, std::vector<LocalWarp>& warps) {
         } else if (launch.progressed) {
             launch.backoff.reset();
         } else {
-            if (launch.peers != nullptr) launch.peers->look();
-            launch.backoff.idle(launch.earliest_deadline_ns);
+            launch.idle(launch.earliest_deadline_ns);
         }
     }
     return cause;
@@ -259,8 +273,8 @@ std::exception_ptr run_fibers(Launch& launch, std::vector<LocalWarp>& warps) {
 LocalExecutor::LocalExecutor(int num_ranks, std::shared_ptr<Progress> progress)
     : num_spins_(IdleBackoff::spins_for(num_ranks)), progress_(std::move(progress)) {}
 
-void LocalExecutor::watch_peers(int num_ranks, std::function<PeerEnd(int rank)> end_of) {
-    peers_ = std::make_unique<EndedPeers>(num_ranks, std::move(end_of));
+void LocalExecutor::watch_peers(int num_ranks, PeerLosses& losses) {
+    peers_ = std::make_unique<EndedPeers>(num_ranks, losses);
 }
 
 void LocalExecutor::run(const LaunchShape& shape, const std::function<void(Warp&)>& kernel) {

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// Jobs in which a process is killed at a random time, while ranks come late, are done early, and end their processes as
+// soon as a call fails, without destroying anything: each survivor's message names the killed rank, never one that
+// ended because of it.
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <regex>
+
+#include "backends/internal.h"
+#include "conformance/support/fault_support.h"
+#include "conformance/support/modes.h"
+
+namespace crossdock::testing {
+namespace {
+
+// What a rank was told, in memory that all processes share.
+using Message = std::array<char, 512>;
+
+class Messages {
+  public:
+    explicit Messages(int num_ranks) : bytes_(sizeof(Message) * static_cast<size_t>(num_ranks)) {
+        void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED) throw std::bad_alloc();
+        of_ranks_ = static_cast<Message*>(memory);
+    }
+    ~Messages() { munmap(of_ranks_, bytes_); }
+    Messages(const Messages&) = delete;
+    Messages& operator=(const Messages&) = delete;
+    Message& operator[](int rank) { return of_ranks_[rank]; }
+
+  private:
+    size_t bytes_;
+    Message* of_ranks_;
+};
+
+// The ranks that a message says are lost: "2" or "0, 2".
+std::string named_in(const std::string& message) {
+    static const std::regex kNames("(?:lost|waiting for) ranks? ([0-9, ]*[0-9])|rank ([0-9]+) is lost");
+    std::smatch found;
+    return std::regex_search(message, found, kNames) ? found[1].str() + found[2].str() : "";
+}
+
+void note_failure(Message& message) {
+    const std::string text = crossdockGetLastError();
+    text.copy(message.data(), message.size() - 1);
+    if (text.empty()) message[0] = '?';
+}
+
+void be_killed_after(int us) {
+    const itimerval once{{0, 0}, {0, us}};
+    setitimer(ITIMER_REAL, &once, nullptr);  // nobody handles the signal, which ends the process
+}
+
+// What a job draws.
+struct Job {
+    explicit Job(uint64_t seed) {
+        Random random(seed);
+        num_ranks = 2 + random.below(4);
+        killed = random.below(num_ranks);
+        kill_after_us = 1 + random.below(60'000);
+        mode = random.chance(50) ? kLowLatency : kHighThroughput;
+        layout = layouts_of(mode)[static_cast<size_t>(random.below(2))];
+        ranks_per_host = num_ranks % 2 == 0 && random.chance(50) ? 2 : random.pick({1, num_ranks});
+        num_steps = 1 + random.below(200);
+        for (int rank = 0; rank < num_ranks; ++rank) {
+            late_us.push_back(random.chance(33) ? random.below(8'000) : 0);
+            thinks_us.push_back(random.chance(50) ? random.below(20'000) : 0);
+            ends.push_back(random.below(3));
+        }
+    }
+    int num_ranks, killed, kill_after_us;
+    ncclEpAlgorithm_t mode;
+    ncclEpLayout_t layout;
+    int ranks_per_host, num_steps;
+    std::vector<int> late_us;
+    std::vector<int> thinks_us;  // between steps: a rank that comes back finds several ranks gone
+    std::vector<int> ends;  // how a rank ends: 0: at once, 1: as a program does, 2: it destroys group and communicator
+};
+
+// Steps until a call fails, or all are made. Returns false if one failed.
+bool run_steps(RankContext& context, const Job& job, ncclEpGroup_t group, const Problem& problem) try {
+    Layer layer(context, group, problem, {.without_update = is_ht(job.mode), .peers_may_die = true});
+    const auto thinks_us = static_cast<useconds_t>(job.thinks_us[static_cast<size_t>(context.rank())]);
+    for (int step = 0; step < job.num_steps; ++step) {
+        if (thinks_us != 0) usleep(thinks_us);
+        for (int phase = 0; phase < num_phases(job.mode); ++phase) {
+            prepare_phase(layer, phase);
+            if (run_phase(layer, phase) != ncclSuccess) return false;
+        }
+        if (step % 8 == 3 && crossdockCommBarrier(context.comm()) != ncclSuccess) return false;
+    }
+    return true;
+} catch (const StopProgram&) {
+    return false;  // a handle that could not be made
+}
+
+void live_and_leave(RankContext& context, const Job& job, Messages& messages) {
+    const int rank = context.rank();
+    // Until all have joined.
+    RANK_OK(context, crossdockCommBarrier(context.comm()));
+    if (rank == job.killed) be_killed_after(job.kill_after_us);
+    usleep(static_cast<useconds_t>(job.late_us[static_cast<size_t>(rank)]));
+    const Problem problem = busy_problem(job.num_ranks, job.layout, 4, job.mode);
+    const ncclEpGroupConfig_t config = group_config_for(context, problem);
+    ncclEpGroup_t group = nullptr;
+    const bool is_clean = create_group(context, &group, context.comm(), &config) == ncclSuccess &&
+                          run_steps(context, job, group, problem);
+    if (!is_clean) note_failure(messages[rank]);
+    const int end = job.ends[static_cast<size_t>(rank)];
+    if (end == 0) _exit(0);
+    if (end == 1) std::exit(0);
+    if (group != nullptr) ncclEpGroupDestroy(group);
+}
+
+// Returns how many survivors were told; adds a failure for each that names another rank.
+int check_names(const Job& job, Messages& messages, const std::string& replay, int& num_wrong) {
+    int num_told = 0;
+    bool is_wrong = false;
+    for (int rank = 0; rank < job.num_ranks; ++rank) {
+        const std::string message = messages[rank].data();
+        if (message.empty() || rank == job.killed) continue;
+        ++num_told;
+        if (named_in(message) == std::to_string(job.killed)) continue;
+        is_wrong = true;
+        std::string all;
+        for (int each = 0; each < job.num_ranks; ++each)
+            all += fmt::format("\nrank {}: {}", each, messages[each].data());
+        ADD_FAILURE() << "rank " << job.killed << " of " << job.num_ranks << " was killed, and rank " << rank
+                      << " names another:" << all << "\nreplay: " << replay;
+    }
+    num_wrong += is_wrong ? 1 : 0;
+    return num_told;
+}
+
+// Runs jobs; run(spec, job, messages) runs one.
+template <typename Run>
+void expect_right_names(const std::vector<Backend>& backends, uint64_t num_jobs, Run run) {
+    on_each_backend(backends, [&](const BackendSpec& backend) {
+        const Seeds seeds = seeds_or(0, num_jobs);
+        int num_told = 0;
+        int num_wrong = 0;
+        for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
+            const Job job(seed);
+            Messages messages(job.num_ranks);
+            BackendSpec spec = backend;
+            spec.doomed = {job.killed};
+            spec.ranks_per_host = job.ranks_per_host;
+            const RunReport report = run(spec, job, messages);
+            const std::string replay = replay_line(spec.kind, job.num_ranks, seed);
+            for (const std::string& failure : report.failures) ADD_FAILURE() << failure << "\nreplay: " << replay;
+            num_told += check_names(job, messages, replay, num_wrong);
+        }
+        EXPECT_GT(num_told, 0) << "no job lost its rank in time";
+        std::printf("%s: %llu jobs, %d survivors were told, %d jobs with a wrong name\n", backend_name(backend.kind),
+                    static_cast<unsigned long long>(seeds.count), num_told, num_wrong);
+    });
+}
+
+TEST(Kill, AtAnyTimeIsNamedByAllSurvivors) {
+    expect_right_names({Backend::kProcesses, Backend::kHosts}, 25,
+                       [](const BackendSpec& spec, const Job& job, Messages& messages) {
+                           return run_ranks(spec, job.num_ranks,
+                                            [&](RankContext& context) { live_and_leave(context, job, messages); });
+                       });
+}
+
+// Then ranks wait until they time out, and those that time out first are not missing.
+TEST(Kill, WhileRanksJoinIsNamedByAllSurvivors) {
+    expect_right_names({Backend::kProcesses}, 8, [](const BackendSpec& spec, const Job& job, Messages& messages) {
+        ncclUniqueId id{};
+        EXPECT_EQ(crossdockGetUniqueId(&id), ncclSuccess) << crossdockGetLastError();
+        return fork_ranks(spec, job.num_ranks, [&](int rank) -> ChildReport {
+            setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "300", 1);
+            if (rank == job.killed) be_killed_after(1 + job.kill_after_us / 10);
+            usleep(static_cast<useconds_t>(job.late_us[static_cast<size_t>(rank)]));
+            ncclComm_t comm = nullptr;
+            if (crossdockCommInitRank(&comm, job.num_ranks, id, rank) != ncclSuccess ||
+                crossdockCommBarrier(comm) != ncclSuccess)
+                note_failure(messages[rank]);
+            _exit(0);
+        });
+    });
+}
+
+}  // namespace
+}  // namespace crossdock::testing
