@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
+import os
 import pickle
+import signal
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -12,9 +15,11 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
 
+from crossdock import _core
 from crossdock._core import Communicator
 from crossdock.errors import InvalidArgument, InvalidUsage, RemoteError, SystemFailure
 
+PR_SET_PDEATHSIG = 1
 GRACE_S = 5.0  # for processes to end after SIGTERM
 
 Result = TypeVar("Result")
@@ -23,7 +28,7 @@ Result = TypeVar("Result")
 def run_threads(num_ranks: int, program: Callable[..., Result], *arguments: Any) -> list[Result]:
     """Runs program(communicator, *arguments) once per rank, each in a thread, and returns what they returned.
 
-    Waits for all programs. If some raise, the first exception by rank is raised here; a RemoteError, which reports
+    Waits for all programs; after Ctrl-C their calls wait no longer. If some raise, the first exception by rank is raised here; a RemoteError, which reports
     another rank's failure, only if there is no other.
     """
     results: list[Any] = [None] * num_ranks
@@ -40,8 +45,17 @@ def run_threads(num_ranks: int, program: Callable[..., Result], *arguments: Any)
     threads = [threading.Thread(target=run, args=(communicator,)) for communicator in communicators]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:  # Ctrl-C, which only this thread gets
+        _core.end_all_waits(True)
+        try:
+            for thread in threads:
+                thread.join()
+        finally:
+            _core.end_all_waits(False)
+        raise
     _raise_cause(failures)
     return results
 
@@ -57,7 +71,8 @@ def run_processes(num_ranks: int, program: Callable[..., Result], *arguments: An
 
     Processes are spawned, so program, arguments and results must be picklable, and a script needs the usual
     `if __name__ == "__main__"`. Exceptions are raised as those of run_threads, when all have ended; a process that ends
-    without a result is a SystemFailure with its exit code. None outlives this call, whatever ends it, as Ctrl-C.
+    without a result is a SystemFailure with its exit code. None outlives this call, whatever ends it, as Ctrl-C, or
+    a signal that ends this process.
     """
     if num_ranks < 1:
         raise InvalidArgument(f"num_ranks is {num_ranks}, allowed: 1..4096")
@@ -67,7 +82,7 @@ def run_processes(num_ranks: int, program: Callable[..., Result], *arguments: An
     try:
         for rank in range(num_ranks):
             receiver, sender = context.Pipe(duplex=False)
-            own = (sender, num_ranks, rank, unique_id, program, arguments)
+            own = (sender, os.getpid(), num_ranks, rank, unique_id, program, arguments)
             # Not daemonic: those could not start processes themselves, as loaders of data do.
             process = context.Process(target=_run_rank, args=own)
             ranks.append((process, receiver))
@@ -84,15 +99,29 @@ Outcome = tuple[Any, BaseException | None]
 
 
 def _run_rank(
-    sender: Connection, num_ranks: int, rank: int, unique_id: bytes, program: Callable[..., Any], arguments: Any
+    sender: Connection,
+    launcher: int,
+    num_ranks: int,
+    rank: int,
+    unique_id: bytes,
+    program: Callable[..., Any],
+    arguments: Any,
 ) -> None:
     outcome: Outcome
+    _die_with(launcher)
     try:
         with Communicator.join(num_ranks, rank, unique_id) as communicator:
             outcome = program(communicator, *arguments), None
     except BaseException as failure:
         outcome = None, failure
     sender.send_bytes(_pickled(rank, outcome))
+
+
+def _die_with(launcher: int) -> None:
+    """Ends this process with the launcher, also one that a signal ends at once."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:
+        os._exit(1)
 
 
 def _pickled(rank: int, outcome: Outcome) -> bytes:

@@ -104,6 +104,7 @@ void CommunicatorState::expect_open() const {
 
 void CommunicatorState::close() {
     if (is_closed_) return;
+    expect_no_handler();
     fork_guard_.expect_own_process("communicator");
     const ReleasedGil unlocked;
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -11,6 +11,7 @@
 
 #include "fork_guard.h"
 #include "gil.h"
+#include "interrupt.h"
 
 namespace crossdock::python {
 
@@ -29,6 +30,7 @@ class CommunicatorState {
     // Runs body, which calls the C API, without the GIL and alone among the calls that concern the communicator.
     template <class Body>
     void call(Body&& body) {
+        expect_no_handler();
         // First: another thread may have held the mutex at the fork.
         fork_guard_.expect_own_process("communicator");
         const ReleasedGil unlocked;

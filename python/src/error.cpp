@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "error.h"
 
+#include "interrupt.h"
+
 namespace nb = nanobind;
 
 namespace crossdock::python {
@@ -8,6 +10,10 @@ namespace {
 
 // The class is looked up when it is needed: crossdock.errors is ordinary Python.
 void raise_in_python(const ApiError& error) {
+    if (const nb::object interruption = take_interruption(); interruption.is_valid()) {
+        interruption.attr("add_note")(std::string(error.what()).c_str());
+        return PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(interruption.ptr())), interruption.ptr());
+    }
     nb::object exception = nb::module_::import_("crossdock.errors")
                                .attr("error_of")(static_cast<int>(error.code()), std::string(error.what()).c_str());
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());

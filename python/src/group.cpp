@@ -67,6 +67,7 @@ void GroupState::let_go_of_arrays() {
 }
 
 void GroupState::close() {
+    expect_no_handler();
     fork_guard_.expect_own_process("group");
     {
         const ReleasedGil unlocked;

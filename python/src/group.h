@@ -32,6 +32,7 @@ class GroupState {
     // wait for each other. InvalidUsage: the group is closed.
     template <class Body>
     void call(Body&& body) {
+        expect_no_handler();
         fork_guard_.expect_own_process("group");
         bool were_any = false;
         {

@@ -11,6 +11,7 @@
 #include "group.h"
 #include "group_masks.h"
 #include "handle.h"
+#include "interrupt.h"
 #include "routing.h"
 #include "row_route.h"
 #include "stream.h"
@@ -27,6 +28,7 @@ NB_MODULE(_core, module) {
     // them.
     nanobind::set_leak_warnings(false);
     bind_errors(module);
+    bind_interrupts(module);
     bind_enums(module);
     bind_configs(module);
     bind_windows(module);

@@ -277,6 +277,32 @@ TEST(Links, TellHowAPeerLeft) {
     EXPECT_TRUE(left.empty());
 }
 
+// What a rank reports before it ends is known when its end is, and what it withdraws is forgotten.
+TEST(Links, KeepAFailureReportBeyondTheEnd) {
+    int pairs[2][2];
+    std::vector<Link> links(2);
+    for (size_t i = 0; i < 2; ++i) {
+        ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pairs[i]), 0);
+        links[i].socket = Socket(pairs[i][0]);
+    }
+    Taker taker;
+    PeerLinks watch(std::move(links), taker);
+    for (uint32_t peer = 0; peer < 2; ++peer) {
+        std::vector<Link> own(1);
+        own[0].socket = Socket(pairs[peer][1]);
+        PeerLinks ending(std::move(own), taker);
+        ending.send_failure_report(7);
+        if (peer == 1) ending.send_failure_report(kNoRank);
+    }
+    EXPECT_EQ(watch.reported_loss(0), kNoRank) << "not received";
+    std::vector<Departure> left;
+    watch.look_at_all(left);
+    ASSERT_EQ(left.size(), 2u);
+    EXPECT_FALSE(left[0].link_end.in_order || left[1].link_end.in_order);
+    EXPECT_EQ(watch.reported_loss(0), 7u);
+    EXPECT_EQ(watch.reported_loss(1), kNoRank);
+}
+
 // Peers see that a process has ended although its forked child lives on, even one forked during the handshake.
 TEST(Links, AChildKeepsNone) {
     for (const bool have_met : {false, true}) {
