@@ -19,7 +19,10 @@ constexpr const char* kVariable = "CROSSDOCK_LL128";
 // Round trips of both layouts; adds their symmetric memory to `bytes`, which ranks of other processes cannot reach.
 void run_problems(const BackendSpec& spec, std::atomic<size_t>& bytes) {
     for (uint64_t seed = 1; seed <= seeds_in(spec.kind, 6) && !::testing::Test::HasFailure(); ++seed) {
-        Problem problem = random_problem(seed, {.num_ranks = ranks_or(3), .most_row_bytes = 2048, .most_tokens = 4});
+        Problem problem = random_problem(seed, {.num_ranks = ranks_or(3),
+                                                .most_row_bytes = 2048,
+                                                .most_tokens = 4,
+                                                .quantised_combines = !is_cuda(spec.kind)});
         problem.layout = kLlLayouts[seed % 2];
         SCOPED_TRACE(problem.describe());
         BackendSpec seeded = spec;
