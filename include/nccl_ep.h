@@ -375,8 +375,8 @@ ncclResult_t ncclEpTensorAlloc(ncclEpTensor_t** tensor, unsigned int ndim, ncclD
 // one whose `sizes` pointer was replaced, is an ncclInvalidArgument and nothing is freed. Local.
 ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t* tensor);
 
-// Makes a group on a communicator, which is borrowed and must outlive it; several groups may share one. Collective,
-// blocking, not capturable. *ep_group is written on success only.
+// Makes a group on a communicator, which is borrowed until ncclEpGroupDestroy returns; several groups may share one.
+// Collective, blocking, not capturable. *ep_group is written on success only.
 // A wait for a peer that outlasts the timeout fails a group without masks: outputs of that operation are undefined,
 // later calls answer ncclRemoteError, and ncclEpGroupDestroy still works. So does a peer that announces a number
 // out of range: nothing of it is used. On a GPU that happens between two calls, so the message is also printed to
@@ -392,7 +392,8 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t* ep_group, ncclComm_t comm, const n
 
 // Destroys a group: collective, not capturable. Waits until the device has done all work of this process, on all
 // streams (the group's own operations end within their bounds), then at most T for the other ranks. Graphs that hold
-// operations of the group must not be launched afterwards. NULL is a success. If several threads destroy one group or
+// operations of the group must not be launched afterwards. Handles of the group may be destroyed before or after it;
+// afterwards every other use of them is ncclInvalidUsage. NULL is a success. If several threads destroy one group or
 // handle, one succeeds and the others get ncclInvalidArgument.
 ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group);
 

@@ -117,15 +117,19 @@ void Group::destroy() noexcept {
     }
     watch_.reset();  // it reads the status
     try {
-        DeviceScope scope(device);
-        for (Handle* handle : handles_) handle->release_memory();
-        handle_memory_.clear();
-        arenas_.clear();
-        ht_arena_.reset();
-        order_.reset();
-        words_.release();
-        if (status_ != nullptr) device.free_host_visible(status_);
-        status_ = nullptr;
+        {
+            DeviceScope scope(device);
+            for (Handle* handle : handles_) handle->release_memory();
+            handle_memory_.clear();
+            arenas_.clear();
+            ht_arena_.reset();
+            order_.reset();
+            words_.release();
+            if (status_ != nullptr) device.free_host_visible(status_);
+            status_ = nullptr;
+        }
+        // Handles keep this object, while the caller may destroy NCCL's communicator from now on.
+        communicator_.reset();
     } catch (const std::exception& error) {
         debug(error.what());
     }

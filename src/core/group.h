@@ -33,7 +33,7 @@ class Group {
     ~Group();
 
     // Collective; waits for a lost rank no longer than the timeout. Handles that still exist lose their memory and
-    // refuse every use.
+    // refuse every use. Afterwards nothing of the communicator is used, whatever still refers to this object.
     void destroy() noexcept;
 
     Communicator& communicator() const { return *communicator_; }
@@ -99,7 +99,7 @@ class Group {
     void preallocate();
 
     const uint64_t number_;
-    std::shared_ptr<Communicator> communicator_;
+    std::shared_ptr<Communicator> communicator_;  // null once destroyed
     GroupConfig config_;
     HostVisibleStatus* status_ = nullptr;
     DeviceMemory words_;  // WaitControl, then the mask
