@@ -413,7 +413,8 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group, ncclEpLayout_t layout, 
 // until ncclEpHandleDestroy. NULL: the group's memory, that of destroyed handles first.
 // HT keeps all routing in handle_mem: a second handle of the same group over the same memory, or over a copy of it,
 // with the same layout, K and alignment, works with the routing of the first, without an update. Its first use reads
-// the routing, which waits for the stream; not so where the first handle still lives when the second is made. Between
+// and checks the routing, which waits for the stream: what no update can have left there is ncclInvalidUsage. Not so
+// where the first handle still lives when the second is made. Between
 // the last use of a routing and the next update the memory may hold anything. The caller may also copy another routing
 // of such a handle into it: where B differs, the next use reads it again. In a capture nothing is read: B is the
 // tensors', and a replay takes what the memory holds then, which must be such a routing, for the same B; num_topk -1

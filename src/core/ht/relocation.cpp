@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/ht/handle.h"
+#include "core/ht/kept_routing.h"
 #include "core/process.h"
 #include "core/structs.h"
 
@@ -113,9 +114,10 @@ void HtHandle::read_routing(cudaStream_t stream, const std::optional<Tensor>& ow
                 "been made");
         return take_routing_as_it_is(*own_rows);
     }
-    HtRouting routing{};
+    std::vector<std::byte> copy(geometry().bytes());
     group_->await_operations();
-    group_->runtime().copy_to_host(&routing, memory_, sizeof(routing), stream);
+    group_->runtime().copy_to_host(copy.data(), memory_, copy.size(), stream);
+    const HtRouting& routing = *reinterpret_cast<const HtRouting*>(copy.data());
     require(routing.magic == kHtRoutingMagic, ncclInvalidUsage,
             "the handle has no routing, and handle_mem holds none: call ncclEpUpdateHandle first");
     require(routing.maker.group == group_->number(), ncclInvalidUsage,
@@ -127,9 +129,10 @@ void HtHandle::read_routing(cudaStream_t stream, const std::optional<Tensor>& ow
         "top-k {} and alignment {}: call ncclEpUpdateHandle first",
         routing.maker.layout, routing.topk, routing.alignment, enum_bits(layout_), topk_, alignment_);
     const uint32_t max_tokens = group_->config().max_tokens;
-    require(routing.topk <= topk_ && routing.num_tokens <= max_tokens, ncclInvalidUsage,
-            "handle_mem has been overwritten: it says {} tokens with top-k {}, allowed: at most {} with {}",
+    require(routing.topk >= 1 && routing.topk <= topk_ && routing.num_tokens <= max_tokens, ncclInvalidUsage,
+            "handle_mem has been overwritten: it says {} tokens with top-k {}, allowed: at most {} with 1..{}",
             routing.num_tokens, routing.topk, max_tokens, topk_);
+    expect_sound_tables(copy.data(), geometry(), group_->rank(), is_expert_major());
     routed_topk_ = routing.topk;
     num_tokens_ = routing.num_tokens;
     total_ = routing.total;
