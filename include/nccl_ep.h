@@ -485,7 +485,7 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // any rank may start the operation.
 // send_only: inputs stay unchanged, and outputs and counters are undefined, until ncclEpComplete has run.
 // A group can have two send_only operations pending (ncclEpDispatch and ncclEpCombine together), one where zero_copy is
-// on; more are ncclInvalidUsage.
+// on; more are ncclInvalidUsage. ncclEpComplete ends one, and so does destroying its handle.
 // Must agree in LL: the call itself, layout and K, the recipe, the type of inputs->tokens, the bytes of a row of
 // outputs->tokens and of outputs->scales.
 // Must agree in HT: the call itself, the update whose routing is used, layout and K, the direction, the recipe, the

@@ -48,22 +48,26 @@ void GroupState::expect_open() const {
     if (is_closed_) invalid_usage("the group is closed");
 }
 
-bool GroupState::bury() {
-    const std::lock_guard<std::mutex> lock(doomed_mutex_);
-    if (doomed_.empty()) return false;
-    for (Doomed& each : doomed_) {
-        ncclEpHandleDestroy(each.handle);
-        buried_.push_back(std::move(each.arrays));
+void GroupState::bury() {
+    if (!has_doomed_) return;
+    std::vector<Doomed> doomed;
+    {
+        const std::lock_guard<std::mutex> lock(doomed_mutex_);
+        doomed.swap(doomed_);
     }
-    doomed_.clear();
-    return true;
+    // Without that mutex, for which others wait with the GIL: a cancelled half may wait for ranks.
+    for (const Doomed& each : doomed) ncclEpHandleDestroy(each.handle);
+    const std::lock_guard<std::mutex> lock(doomed_mutex_);
+    for (Doomed& each : doomed) buried_.push_back(std::move(each.arrays));
 }
 
-// With the GIL. Releasing an array may call this again.
+// Releasing an array may call this again.
 void GroupState::let_go_of_arrays() {
+    if (!has_doomed_) return;
     std::vector<std::vector<Array>> buried;
     const std::lock_guard<std::mutex> lock(doomed_mutex_);
     buried.swap(buried_);
+    has_doomed_ = !doomed_.empty();
 }
 
 void GroupState::close() {
@@ -75,12 +79,10 @@ void GroupState::close() {
         if (is_closed_) return;
     }
     call_with_communicator([this] {
-        bury();
         check(ncclEpGroupDestroy(group_));
         is_closed_ = true;
         communicator_->remove_user();
     });
-    let_go_of_arrays();
 }
 
 void GroupState::destroy(ncclEpHandle_t handle, std::vector<Array> arrays) {
@@ -100,6 +102,7 @@ void GroupState::destroy_later(ncclEpHandle_t handle, std::vector<Array> arrays)
     if (handle == nullptr || is_foreign()) return;
     const std::lock_guard<std::mutex> lock(doomed_mutex_);
     doomed_.push_back({handle, std::move(arrays)});
+    has_doomed_ = true;
 }
 
 Group::Group(nb::handle comm, nb::handle config, const nb::kwargs& fields) {

@@ -5,6 +5,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -34,29 +35,21 @@ class GroupState {
     void call(Body&& body) {
         expect_no_handler();
         fork_guard_.expect_own_process("group");
-        bool were_any = false;
-        {
-            const ReleasedGil unlocked;
-            const std::lock_guard<std::mutex> lock(mutex_);
-            expect_open();
-            body();
-            were_any = bury();
-        }
-        if (were_any) let_go_of_arrays();
+        const Funeral funeral(*this);
+        const ReleasedGil unlocked;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        run(body);
     }
 
     // The same for what concerns the communicator, too.
     template <class Body>
     void call_with_communicator(Body&& body) {
         fork_guard_.expect_own_process("group");
-        bool were_any = false;
+        const Funeral funeral(*this);
         communicator_->call([&] {
             const std::lock_guard<std::mutex> lock(mutex_);
-            expect_open();
-            body();
-            were_any = bury();
+            run(body);
         });
-        if (were_any) let_go_of_arrays();
     }
 
     void close();
@@ -64,7 +57,7 @@ class GroupState {
     // Destroys a handle, and then releases the arrays that it may read or write until then: now or, if another thread
     // is in a call, at the end of that. A pending half is cancelled, which may wait for ranks of other teams.
     void destroy(ncclEpHandle_t handle, std::vector<Array> arrays);
-    // The same at the end of the next call. Never waits.
+    // The same at the beginning of the next call, which may need what a pending half holds. Never waits.
     void destroy_later(ncclEpHandle_t handle, std::vector<Array> arrays);
 
   private:
@@ -72,8 +65,23 @@ class GroupState {
         ncclEpHandle_t handle;
         std::vector<Array> arrays;
     };
+    // After a call, with the GIL, whether it failed or not.
+    struct Funeral {
+        GroupState& state;
+        explicit Funeral(GroupState& of) : state(of) {}
+        Funeral(const Funeral&) = delete;
+        Funeral& operator=(const Funeral&) = delete;
+        ~Funeral() { state.let_go_of_arrays(); }
+    };
+    template <class Body>
+    void run(Body& body) {
+        bury();
+        expect_open();
+        body();
+        bury();
+    }
     void expect_open() const;
-    bool bury();  // true: there were doomed handles, whose arrays are to be released
+    void bury();  // destroys doomed handles, whose arrays are to be released
     void let_go_of_arrays();
 
     std::shared_ptr<CommunicatorState> communicator_;
@@ -84,6 +92,7 @@ class GroupState {
     std::mutex doomed_mutex_;
     std::vector<Doomed> doomed_;
     std::vector<std::vector<Array>> buried_;  // arrays of handles that are gone
+    std::atomic<bool> has_doomed_ = false;    // or buried ones
     ForkGuard fork_guard_;
 };
 

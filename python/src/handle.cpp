@@ -144,7 +144,7 @@ void Handle::close() { group_->destroy(std::exchange(handle_, nullptr), take_arr
 
 Handle::~Handle() {
     // A collector of garbage cannot wait for other ranks.
-    if (is_pending_) {
+    if (is_pending_ && !group_->is_closed()) {
         group_->destroy_later(handle_, take_arrays());
     } else {
         close();

@@ -309,6 +309,70 @@ def test_low_latency(form: str) -> None:
     ep.run_threads(RANKS, program)
 
 
+def test_hooks_that_are_never_called() -> None:
+    """A call that was given up ends with its last reference, whatever unused handles there are and what was refused."""
+    problem = Problem(RANKS, [8, 5, 3])
+    wait_for_hooks = (
+        "return_recv_hook is True while 2 earlier calls wait for their hooks, allowed: at most 2: call one of these "
+        "hooks, or drop the hook and the handle of a call that was given up"
+    )
+
+    def program(comm: ep.Communicator) -> None:
+        buffer = buffer_of(comm, low_latency_mode=True)
+        x, ids, weights = problem.x[comm.rank], problem.ids[comm.rank], problem.weights[comm.rank]
+        expected = x.float() * torch.where(ids >= 0, weights, 0).sum(dim=1, keepdim=True)
+
+        def dispatch(with_hook: bool, **further: Any) -> Any:
+            return buffer.low_latency_dispatch(
+                x, ids, 8, problem.num_experts, use_fp8=False, return_recv_hook=with_hook, **further
+            )
+
+        def combine(sent: Any, with_hook: bool, **further: Any) -> Any:
+            rows, handle = sent[0], sent[2]
+            return buffer.low_latency_combine(rows, ids, weights, handle, return_recv_hook=with_hook, **further)
+
+        def check(with_hook: bool) -> None:
+            sent = dispatch(with_hook)
+            if with_hook:
+                sent[4]()
+            sums, _, hook = combine(sent, with_hook)
+            if with_hook:
+                hook()
+            assert calc_diff(sums, expected) < 1e-5
+
+        alive = [dispatch(False) for _ in range(3)]
+        del alive
+        waiting = {"dispatch_wait_recv_cost_stats": torch.zeros(RANKS, dtype=torch.int64)}
+        for further in ({}, waiting):  # the general path, too
+            for _ in range(3):
+                dispatch(True, **further)
+            check(True)
+            given_up = [dispatch(True, **further) for _ in range(2)]
+            for _ in range(3):
+                with pytest.raises(AssertionError, match=wait_for_hooks):
+                    dispatch(True)
+            check(False)
+            del given_up
+            check(True)
+        waiting = {"combine_wait_recv_cost_stats": torch.zeros(RANKS, dtype=torch.int64)}
+        for further in ({}, waiting):
+            sent = [dispatch(False) for _ in range(3)]
+            given_up = [combine(each, True, **further) for each in sent[:2]]
+            for _ in range(3):
+                with pytest.raises(AssertionError, match=wait_for_hooks):
+                    combine(sent[2], True)
+            given_up.clear()
+            with pytest.raises(AssertionError, match="call the hook that it returned first"):
+                combine(sent[0], True)
+            del sent[:2]
+            assert calc_diff(combine(sent[0], False)[0], expected) < 1e-5
+            check(True)
+        dispatch(True)
+        buffer.destroy()
+
+    ep.run_threads(RANKS, program)
+
+
 def test_two_batches_with_pending_hooks() -> None:
     """Dispatch A, dispatch B, hook A, hook B, and so their combines, beside the normal mode on the same buffer."""
     problems = [Problem(RANKS, [8, 5, 3], seed=seed) for seed in range(2)]

@@ -384,6 +384,32 @@ def test_a_shared_expert_that_fails_leaves_no_half() -> None:
     ep.run_threads(2, program)
 
 
+@pytest.mark.parametrize("max_in_flight", [1, 5])
+def test_receive_halves_that_are_never_called(max_in_flight: int) -> None:
+    """A dispatch that was started ends with the function that nobody called, as where a forward pass fails."""
+
+    def program(comm: ep.Communicator) -> None:
+        with exchange_of(comm, ep.Algorithm.LOW_LATENCY, max_in_flight=max_in_flight) as exchange:
+            arguments = problem(comm.rank, 4)
+            expected = exchange.dispatch(*arguments)
+            for _ in range(4):
+                exchange.start_dispatch(*arguments)
+            alive = [exchange.start_dispatch(*arguments) for _ in range(min(2, max_in_flight))]
+            for _ in range(3):
+                with pytest.raises(ep.InvalidUsage, match="function that start_dispatch returned.*, or drop it"):
+                    exchange.start_dispatch(*arguments)
+            alive.pop()
+            exchange.start_dispatch(*arguments)()
+            alive.clear()
+            for _ in range(7):
+                found = exchange.start_dispatch(*arguments)()
+                torch.testing.assert_close(found.rows, expected.rows)
+                torch.testing.assert_close(found.experts, expected.experts)
+            exchange.start_dispatch(*arguments)
+
+    ep.run_threads(2, program)
+
+
 def test_tensors_of_torch() -> None:
     tensor = torch.zeros(3, 4, dtype=torch.bfloat16, requires_grad=True)
     described = ep.Tensor(tensor)

@@ -79,6 +79,20 @@ TEST(Sequence, TwoSplitsArePendingAndAThirdIsRefused) {
             for (Layer* layer : {&a, &b}) RANK_OK(context, layer->combine());
             for (Layer* layer : {&c, &d}) RANK_OK(context, layer->complete());
             for (Layer* layer : {&a, &b, &c, &d}) layer->check_combine();
+            // A handle that is destroyed gives its split up.
+            c.prepare_dispatch();
+            {
+                Layer e(context, group.get(), em), f(context, group.get(), em);
+                for (Layer* layer : {&e, &f}) {
+                    layer->prepare_dispatch();
+                    RANK_OK(context, layer->send_dispatch());
+                }
+                RANK_REFUSED(context, ncclInvalidUsage, "call ncclEpComplete with one of their handles, or destroy it",
+                             c.send_dispatch());
+            }
+            RANK_OK(context, c.send_dispatch());
+            RANK_OK(context, c.complete());
+            c.check_dispatch();
         });
     });
 }

@@ -15,7 +15,7 @@ from crossdock.deep_ep import config as sizes
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.agreement import number_of_type
 from crossdock.deep_ep.config import Config
-from crossdock.deep_ep.errors import WrongArgument, require, require_state, translated
+from crossdock.deep_ep.errors import WrongArgument, require, require_state
 from crossdock.deep_ep.events import EventHandle, EventOverlap
 from crossdock.deep_ep.fresh import check_counts, check_routing, expect_alike
 from crossdock.deep_ep.layout import check_count, check_memory, check_tensor, describe, is_whole
@@ -451,7 +451,7 @@ class Buffer(Shared):
                 side = self._side(x) if async_finish else None
                 made = low_latency_combine(low_latency.pools, x, topk_idx, topk_weights, handle, out, is_split, side)
             except Error as error:
-                raise translated(error) from error
+                raise explained(error) from error
             if made is not None:
                 return made  # type: ignore[no-any-return]
         require(not (use_logfmt and zero_copy), "use_logfmt and zero_copy are both True, allowed: one of them")

@@ -23,7 +23,7 @@ from crossdock._core import (
     most_rows_of_expert,
 )
 from crossdock.copies import Uncopied
-from crossdock.deep_ep.errors import require, require_state, translated
+from crossdock.deep_ep.errors import WrongCall, require, require_state, translated
 from crossdock.deep_ep.events import EventOverlap
 from crossdock.deep_ep.groups import PooledGroup, is_capturing
 from crossdock.deep_ep.layout import (
@@ -41,7 +41,7 @@ from crossdock.deep_ep.makers import piece_maker, shaped_maker
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.scales import Packed
 from crossdock.deep_ep.streams import on_this_stream
-from crossdock.errors import Error, RemoteError
+from crossdock.errors import Error, InvalidUsage, RemoteError
 
 BLOCK = 128  # elements of a scale
 MOST_TOPK = 11  # of DeepEP's callers: a group has memory for this many choices
@@ -52,7 +52,13 @@ Shape = tuple[int, int, int]
 
 
 def explained(error: Error) -> Error:
-    """As DeepEP's callers expect it."""
+    """As DeepEP's callers expect it, of a dispatch or a combine."""
+    if isinstance(error, InvalidUsage) and "send_only operations of this group are pending" in str(error):
+        pending = str(error).split(maxsplit=1)[0]
+        return WrongCall(
+            f"return_recv_hook is True while {pending} earlier calls wait for their hooks, allowed: at most {pending}: "
+            "call one of these hooks, or drop the hook and the handle of a call that was given up"
+        )
     if isinstance(error, RemoteError) and "in LL dispatch" in str(error):
         shapes = "num_max_dispatch_tokens_per_rank or num_experts"
         return RemoteError(f"{error}; ranks that pass different {shapes} wait for each other, too")
@@ -371,7 +377,7 @@ class LowLatency:
         try:
             combine_weighted(round_trip.handle, x, topk_weights.contiguous(), out, is_split)
         except Error as error:
-            raise translated(error) from error
+            raise explained(error) from error
         round_trip.is_pending = is_split
         if is_split:
             finish: Finish = partial(self._receive, round_trip, True, waiting)

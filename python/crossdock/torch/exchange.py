@@ -156,6 +156,8 @@ class Exchange(Shared):
         # The dispatch that each handle serves; a ticket holds its number.
         self._numbers = [-1] * max_in_flight
         self._num_dispatches = 0
+        # The receive halves of start_dispatch that have not been called, by handle.
+        self._open_halves: dict[int, weakref.ref[Callable[[], Any]]] = {}
         self._number = operators.register(self)
         self._forget = weakref.finalize(self, operators.forget, self._number)
         self.key = operators.tensor_of(self._number)
@@ -168,14 +170,16 @@ class Exchange(Shared):
             raise
 
     def _fill(self, comm: Communicator, max_in_flight: int, zero_copy: bool) -> None:
-        layout = Layout.RANK_MAJOR if self.is_low_latency else Layout.FLAT
         for _ in range(max_in_flight):
-            self._handles.append(self.group.init_handle(layout, self.num_topk))
+            self._handles.append(self._make_handle())
         if zero_copy:
             shape = (*self._row_shape(), self.hidden)
             self._memory = SymmetricMemory(comm, max_in_flight * SymmetricMemory.bytes_of(shape, self.dtype))
             for _ in range(max_in_flight):
                 self._places.append(self._memory.empty(*shape, dtype=self.dtype))
+
+    def _make_handle(self) -> Handle:
+        return self.group.init_handle(Layout.RANK_MAJOR if self.is_low_latency else Layout.FLAT, self.num_topk)
 
     @property
     def is_low_latency(self) -> bool:
@@ -198,7 +202,8 @@ class Exchange(Shared):
         """The send half of a dispatch; the function that it returns is the receive half, to be called once.
 
         On GPUs, work that is enqueued between the two runs while rows travel; between them only other dispatches'
-        receive halves may be called. High throughput has no halves: there all is done by the first. Gradients come
+        receive halves may be called. Two dispatches can be without their receive half; one whose function is dropped
+        without a call is given up. High throughput has no halves: there all is done by the first. Gradients come
         back as dispatch's do, but torch.compile cannot take this apart from its program, as it can dispatch.
         """
         operators.refuse_forward_mode(tokens, topk_weights)
@@ -224,8 +229,14 @@ class Exchange(Shared):
         self, tokens: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, is_split: bool
     ) -> Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
         self._expect_fitting(tokens, topk_idx, topk_weights)
+        self._give_up_dropped_halves()
         number = self._num_dispatches
         slot = number % len(self._handles)
+        if slot in self._open_halves:
+            raise InvalidUsage(
+                f"the function that start_dispatch returned for dispatch {self._numbers[slot]} has not been called, "
+                f"and max_in_flight is {len(self._handles)}: call it, or drop it"
+            )
         handle = self._handles[slot]
         # The routing stays as it is until the backward pass is done, whatever the caller does with its tensor.
         handle.update(topk_idx.clone(memory_format=torch.contiguous_format))
@@ -236,7 +247,13 @@ class Exchange(Shared):
         outputs = DispatchOutputs(topk_weights=weights, topk_idx=experts)
         rows, recipe = self._bind_rows(tokens.contiguous(), slot, inputs, outputs)
         self._numbers[slot] = -1
-        handle.dispatch(inputs, outputs, send_only=is_split, quant_recipe=recipe)
+        try:
+            handle.dispatch(inputs, outputs, send_only=is_split, quant_recipe=recipe)
+        except InvalidUsage as error:
+            if "send_only operations of this group are pending" not in str(error):
+                raise
+            message = f"{error}; of an Exchange: call a function that start_dispatch returned, or drop it"
+            raise InvalidUsage(message) from error
         # Counted now: a call that is refused on one rank must not move it on to another place than its peers'.
         self._num_dispatches, self._numbers[slot] = number + 1, number
         ticket = operators.tensor_of(self._number, number)
@@ -244,12 +261,24 @@ class Exchange(Shared):
         def finish() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
             if is_split:
                 handle.complete()
+                if self._numbers[slot] == number:
+                    self._open_halves.pop(slot, None)
             own_weights = weights.masked_fill_(experts < 0, 0) if self.is_low_latency else weights
             parts = (rows(), own_weights, experts.long())
             row, weight, expert = (part.view(self.num_rows, -1) for part in parts)
             return row, weight, expert, ticket
 
+        if is_split and self.is_low_latency:
+            self._open_halves[slot] = weakref.ref(finish)
         return finish
+
+    def _give_up_dropped_halves(self) -> None:
+        """Those whose functions are gone, as those of a forward pass that failed; their handles end with them."""
+        for slot in [slot for slot, half in self._open_halves.items() if half() is None]:
+            del self._open_halves[slot]
+            self._numbers[slot] = -1
+            self._handles[slot].close()
+            self._handles[slot] = self._make_handle()
 
     def _bind_rows(
         self, tokens: torch.Tensor, slot: int, inputs: DispatchInputs, outputs: DispatchOutputs

@@ -167,8 +167,9 @@ void LlHandle::expect_none_pending() const {
 void LlHandle::expect_may_start(bool send_only) const {
     expect_none_pending();
     require(!send_only || arena_->pending_splits < arena_->geometry.num_buffers - 1, ncclInvalidUsage,
-            "{} send_only operations of this group are pending, allowed: at most {}", arena_->pending_splits,
-            arena_->geometry.num_buffers - 1);
+            "{} send_only operations of this group are pending, allowed: at most {}: call ncclEpComplete with one of "
+            "their handles, or destroy it",
+            arena_->pending_splits, arena_->geometry.num_buffers - 1);
 }
 
 void LlHandle::complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) {
