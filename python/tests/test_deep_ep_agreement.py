@@ -99,6 +99,40 @@ def test_low_latency_combine_goes_by_its_own_choices() -> None:
     ep.run_threads(RANKS, program)
 
 
+def test_a_handle_takes_rows_of_any_length() -> None:
+    """Also longer ones than those of the dispatch that made it, with scales beside them and without."""
+    problem = Problem(RANKS, [9, 4, 7], dropped=0)
+
+    def program(comm: ep.Communicator) -> None:
+        rank = comm.rank
+        ids = problem.ids[rank]
+        buffer, elastic = buffer_of(comm), elastic_of(comm, num_max_tokens_per_rank=16, hidden=256)
+        arguments = arguments_of(buffer.get_dispatch_layout(ids, problem.num_experts))
+        of_buffer = buffer.dispatch(problem.x[rank], **arguments)[4]
+        of_elastic = elastic.dispatch(problem.x[rank], topk_idx=ids, num_experts=problem.num_experts)[3]
+        _, _, _, sources, tokens = problem.received(rank)
+
+        def received(parts: list[Any]) -> Any:
+            return torch.cat([parts[source][tokens[sources == source]] for source in range(RANKS)])
+
+        for columns, dtype in ((256, torch.float32), (1000, torch.float32), (4099, torch.int8), (901, torch.float16)):
+            made = torch.Generator().manual_seed(columns)
+            rows = [(100 * torch.randn(len(x), columns, generator=made)).to(dtype) for x in problem.x]
+            assert torch.equal(buffer.dispatch(rows[rank], handle=of_buffer)[0], received(rows))
+            assert torch.equal(elastic.dispatch(rows[rank], handle=of_elastic)[0], received(rows))
+        wide = [x.repeat(1, 40) for x in problem.x]
+        quantised_rows = [quantised(x, False) for x in wide]
+        for dispatch, handle in ((buffer.dispatch, of_buffer), (elastic.dispatch, of_elastic)):
+            values, scales = dispatch(quantised_rows[rank], handle=handle)[0]
+            expected = received([q.view(torch.uint8) for q, _ in quantised_rows])
+            assert torch.equal(values.view(torch.uint8), expected)
+            assert torch.equal(scales, received([s for _, s in quantised_rows]))
+        buffer.destroy()
+        elastic.destroy()
+
+    ep.run_threads(RANKS, program)
+
+
 def test_a_fresh_dispatch_goes_by_is_token_in_rank() -> None:
     """Rows go where it says, whatever the experts in topk_idx, which only describe them."""
     problem = Problem(RANKS, [9, 4, 7], dropped=0)

@@ -157,28 +157,40 @@ class RowExchange:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """tokens [T, H] of any type, and beside each row its words [T, W]: the N rows that came, and theirs.
 
-        The received words have as many rows as the library wants, no fewer than N.
+        The received words have as many rows as the library wants, no fewer than N. Rows longer than the group was made
+        for go in pieces, as in add_up.
         """
         hidden, dtype = tokens.shape[1], tokens.dtype
         rows = carried.as_carried(tokens)
-        needed = rows.shape[1] * rows.element_size() + (0 if words is None else 4 * words.shape[1])
-        if needed > route.capacity:
-            message = f"x has rows of {needed} bytes with scales, allowed with this handle: at most {route.capacity}"
-            require(False, message)
-        num_rows, lease = route.num_rows, route.lease
+        kind = None if rows is tokens else carried.CARRIED_TYPES.get(dtype, carried.BYTES)
+        if rows.shape[1] * rows.element_size() + (0 if words is None else 4 * words.shape[1]) <= route.capacity:
+            received, found = self._carry(route, rows, words, kind, tag)
+        else:
+            received, found = self._carry_in_pieces(route, rows, kind, tag), None
+            if words is not None:
+                found = self._carry_in_pieces(route, words.view(torch.uint8), None, tag).view(torch.int32)
+        route.lease.forget()
+        if route.tensor_rows != route.num_rows:
+            received = received[: route.num_rows]
+        return carried.from_carried(received, hidden, dtype), found
+
+    def _carry(
+        self, route: Route, rows: torch.Tensor, words: torch.Tensor | None, kind: int | None, tag: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         received = maker_of(rows.dtype, rows.device)(route.tensor_rows, rows.shape[1])
         found = None
         if words is not None:
             found = makers_of(words.device).int32(route.tensor_rows, words.shape[1])
         try:
-            kind = None if rows is tokens else carried.CARRIED_TYPES.get(dtype, carried.BYTES)
-            dispatch_rows(lease.handle, rows, received, words, found, kind, tag)
+            dispatch_rows(route.lease.handle, rows, received, words, found, kind, tag)
         except Error as error:
             raise self.translated(error) from error
-        lease.forget()
-        if route.tensor_rows != num_rows:
-            received = received[:num_rows]
-        return carried.from_carried(received, hidden, dtype), found
+        return received, found
+
+    def _carry_in_pieces(self, route: Route, rows: torch.Tensor, kind: int | None, tag: int) -> torch.Tensor:
+        step = route.capacity // carried.UNIT * carried.UNIT // rows.element_size()
+        pieces = [rows[:, first : first + step].contiguous() for first in range(0, rows.shape[1], step)]
+        return torch.cat([self._carry(route, piece, None, kind, tag)[0] for piece in pieces], dim=1)
 
     def send_again(
         self, route: Route, tokens: torch.Tensor, scales: torch.Tensor | None, weights: torch.Tensor | None = None
