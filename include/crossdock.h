@@ -323,6 +323,12 @@ ncclResult_t crossdockHandleDroppedTokens(ncclEpHandle_t handle, uint64_t* count
 ncclResult_t crossdockHandleSources(ncclEpHandle_t handle, const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges,
                                     cudaStream_t stream);
 
+/* The routing of an LL expert-major handle's last dispatch, whatever the memory that ncclEpUpdateHandle has bound holds
+ * by now: topk_idx [B, K] int32, written, expert ids as dispatched and -1 for dropped choices. Local; enqueued on the
+ * stream, after the dispatch (its send half is enough); capturable. InvalidArgument: topk_idx missing or of other shape
+ * or type. InvalidUsage: an HT or rank-major handle, or nothing dispatched. */
+ncclResult_t crossdockHandleRouting(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx, cudaStream_t stream);
+
 /* Between an LL expert-major handle's dispatch and its combines: these, and later dispatches, read topk_idx [B, K]
  * instead of the memory that ncclEpUpdateHandle has bound; it is borrowed alike. Each element is as it was dispatched,
  * or -1: a combine leaves such a choice out of its sum, and its row may hold anything. Local; enqueues nothing.

@@ -116,6 +116,14 @@ void Handle::dropped_tokens(nb::handle count, nb::handle stream) {
     group_->call([&] { check(crossdockHandleDroppedTokens(handle_, static_cast<uint64_t*>(tensor->data), where)); });
 }
 
+void Handle::routing(nb::handle topk_idx, nb::handle stream) {
+    expect_open();
+    CallArrays arrays(is_cpu(*group_), 1);
+    const ncclEpTensor_t* ids = arrays.add(topk_idx, "topk_idx", Access::kWrite);
+    const cudaStream_t where = stream_from(stream, is_cpu(*group_), arrays.device());
+    group_->call([&] { check(crossdockHandleRouting(handle_, ids, where)); });
+}
+
 void Handle::sources(nb::handle tokens, nb::handle ranges, nb::handle stream) {
     expect_open();
     CallArrays arrays(is_cpu(*group_));
@@ -224,6 +232,10 @@ N rows of a high-throughput receive array.)")
             "as it was dispatched, or -1 where sums leave a choice out.")
         .def("dropped_tokens", &Handle::dropped_tokens, "count"_a.none(), nb::kw_only(), "stream"_a.none() = nb::none(),
              "Writes to count [1] how many pairs of an own token and a masked rank the routing dropped.")
+        .def("routing", &Handle::routing, "topk_idx"_a.none(), nb::kw_only(), "stream"_a.none() = nb::none(),
+             nb::sig("def routing(self, topk_idx: object, *, stream: object = None) -> None"),
+             "Low latency, expert-major: writes to topk_idx [B, K] int32 what was dispatched last, -1 for a dropped "
+             "choice, whatever update's array holds by now.")
         .def("sources", &Handle::sources, "tokens"_a.none(), "ranges"_a.none(), nb::kw_only(),
              "stream"_a.none() = nb::none(),
              "Low latency, expert-major: where the last dispatch's rows came from. Writes tokens [L, R*M] int32, each "

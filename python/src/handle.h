@@ -26,6 +26,7 @@ class Handle {
     void set_tag(unsigned int tag);
     void rebind(nanobind::handle topk_idx);
     void dropped_tokens(nanobind::handle count, nanobind::handle stream);
+    void routing(nanobind::handle topk_idx, nanobind::handle stream);
     void sources(nanobind::handle tokens, nanobind::handle ranges, nanobind::handle stream);
     void close();
 

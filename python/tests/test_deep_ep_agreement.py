@@ -99,6 +99,50 @@ def test_low_latency_combine_goes_by_its_own_choices() -> None:
     ep.run_threads(RANKS, program)
 
 
+@pytest.mark.parametrize("with_hooks", [False, True])
+def test_low_latency_keeps_the_choices_that_were_dispatched(with_hooks: bool) -> None:
+    """Callers may overwrite topk_idx after the dispatch; a combine goes by what its own topk_idx holds."""
+    problem = Problem(RANKS, [8, 5, 3], dropped=2)
+
+    def program(comm: ep.Communicator) -> None:
+        buffer = buffer_of(comm, low_latency_mode=True)
+        x, ids, weights = problem.x[comm.rank], problem.ids[comm.rank], problem.weights[comm.rank]
+
+        def sums_of(overwritten_by: Any, ids_type: Any, own: Any, own_weights: Any) -> Any:
+            mine = ids.to(ids_type, copy=True)
+            rows, _, handle, _, hook = buffer.low_latency_dispatch(
+                x, mine, 8, problem.num_experts, use_fp8=False, return_recv_hook=with_hooks
+            )
+            mine.copy_(overwritten_by)
+            if with_hooks:
+                hook()
+            sums, _, hook = buffer.low_latency_combine(
+                rows, mine if own is None else own, own_weights, handle, return_recv_hook=with_hooks
+            )
+            if with_hooks:
+                hook()
+            return sums
+
+        expected = x.float() * torch.where(ids >= 0, weights, 0).sum(dim=1, keepdim=True)
+        order = torch.tensor([2, 0, 1])
+        overwritten = {"dropped": torch.full_like(ids, -1), "others": (ids + 1) % problem.num_experts}
+        for by in overwritten.values():
+            for kind in (torch.int64, torch.int32):
+                found = sums_of(by, kind, ids.clone(), weights)
+                torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
+                found = sums_of(by, kind, ids[:, order].contiguous(), weights[:, order].contiguous())
+                torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
+        # The tensor of the dispatch, in which choices are left out meanwhile.
+        fewer = ids.clone()
+        fewer[:, 1] = -1
+        found = sums_of(fewer, torch.int64, None, weights)
+        expected = x.float() * torch.where(fewer >= 0, weights, 0).sum(dim=1, keepdim=True)
+        torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
+        buffer.destroy()
+
+    ep.run_threads(RANKS, program)
+
+
 def test_a_handle_takes_rows_of_any_length() -> None:
     """Also longer ones than those of the dispatch that made it, with scales beside them and without."""
     problem = Problem(RANKS, [9, 4, 7], dropped=0)

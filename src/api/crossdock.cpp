@@ -77,6 +77,10 @@ ncclResult_t crossdockHandleDroppedTokens(ncclEpHandle_t handle, uint64_t* count
     return crossdock::boundary([&] { crossdock::handles().find(handle)->dropped_tokens(count, stream); });
 }
 
+ncclResult_t crossdockHandleRouting(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx, cudaStream_t stream) {
+    return crossdock::boundary([&] { crossdock::handles().find(handle)->routing(topk_idx, stream); });
+}
+
 ncclResult_t crossdockHandleSources(ncclEpHandle_t handle, const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges,
                                     cudaStream_t stream) {
     return crossdock::boundary([&] { crossdock::handles().find(handle)->sources(tokens, ranges, stream); });

@@ -34,6 +34,7 @@ class Handle {
     virtual void set_tag(unsigned int tag) = 0;
     virtual void rebind(const ncclEpTensor_t* topk_idx) = 0;
     virtual void dropped_tokens(uint64_t* count, cudaStream_t stream) = 0;  // count: device memory
+    virtual void routing(const ncclEpTensor_t* topk_idx, cudaStream_t stream) = 0;
     virtual void sources(const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges, cudaStream_t stream) = 0;
 
     // Releases a pending operation's buffer; called before the handle is destroyed.

@@ -125,6 +125,12 @@ class RoundTrip(LowLatencyLease):
         found: tuple[torch.Tensor, torch.Tensor] = self.sources
         return found
 
+    def dispatched(self) -> torch.Tensor:
+        """The choices [T, K] that were dispatched; the caller's tensor may hold others by now."""
+        ids = torch.empty(self.topk_idx.shape, dtype=torch.int32, device=self.topk_idx.device)
+        self.handle.routing(ids)
+        return ids
+
     def bind(self, topk_idx: torch.Tensor) -> None:
         """Combines go by topk_idx from now on: as dispatched, or -1 where a choice is left out."""
         if topk_idx is not self.bound:
@@ -370,7 +376,7 @@ class LowLatency:
         if out is None:
             out = form.make_sums()
         if not is_same_memory(topk_idx, round_trip.topk_idx):
-            ids, topk_weights = as_dispatched(round_trip.topk_idx, topk_idx, topk_weights)
+            ids, topk_weights = as_dispatched(round_trip.dispatched(), topk_idx, topk_weights)
             round_trip.bind(ids)
         else:
             round_trip.bind(round_trip.topk_idx)

@@ -254,6 +254,11 @@ void HtHandle::rebind(const ncclEpTensor_t*) {
          "the handle belongs to an HT group, allowed for crossdockHandleRebind: LL expert-major handles");
 }
 
+void HtHandle::routing(const ncclEpTensor_t*, cudaStream_t) {
+    fail(ncclInvalidUsage,
+         "the handle belongs to an HT group, allowed for crossdockHandleRouting: LL expert-major handles");
+}
+
 void HtHandle::sources(const ncclEpTensor_t*, const ncclEpTensor_t*, cudaStream_t) {
     fail(ncclInvalidUsage,
          "the handle belongs to an HT group, allowed for crossdockHandleSources: LL expert-major handles");

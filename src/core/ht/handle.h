@@ -33,6 +33,7 @@ class HtHandle final : public Handle {
     void set_tag(unsigned int tag) override;
     void rebind(const ncclEpTensor_t* topk_idx) override;
     void dropped_tokens(uint64_t* count, cudaStream_t stream) override;
+    void routing(const ncclEpTensor_t* topk_idx, cudaStream_t stream) override;
     void sources(const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges, cudaStream_t stream) override;
     void release_memory() override;
 

@@ -206,6 +206,22 @@ void LlHandle::dropped_tokens(uint64_t*, cudaStream_t) {
     fail(ncclInvalidUsage, "the handle belongs to an LL group, allowed for crossdockHandleDroppedTokens: HT handles");
 }
 
+void LlHandle::routing(const ncclEpTensor_t* caller, cudaStream_t stream) {
+    group_->expect_working();
+    require(is_expert_major(), ncclInvalidUsage,
+            "the handle's layout is rank-major, allowed for crossdockHandleRouting: expert-major");
+    require(dispatched_.has_value(), ncclInvalidUsage,
+            "nothing was dispatched with this handle: call ncclEpDispatch first");
+    const Tensor topk_idx = read_tensor(group_->communicator(), caller, "topk_idx");
+    expect_dtype(topk_idx, {ncclInt32});
+    expect_shape(topk_idx, {dispatched_->num_tokens, topk_}, "[tokens of the dispatch, the handle's top-k]");
+    DeviceScope device(group_->runtime());
+    before_operation(stream);
+    group_->runtime().copy_on_device(topk_idx.data, memory_ + geometry().dispatched_ids_offset(),
+                                     sizeof(int32_t) * dispatched_->num_tokens * topk_, stream);
+    group_->after_operation(stream);
+}
+
 void LlHandle::sources(const ncclEpTensor_t* caller_tokens, const ncclEpTensor_t* caller_ranges, cudaStream_t stream) {
     group_->expect_working();
     require(is_expert_major(), ncclInvalidUsage,

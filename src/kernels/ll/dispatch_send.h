@@ -453,12 +453,14 @@ class DispatchSend {
         if (is_leader(ctx_)) *own.num_targets = num_targets;
         ctx_.warp_sync();
     }
-    // One warp. Marks a token's choices on other ranks for a later combine; the receive half fills in this rank's own
-    // rows. Not needed in rank-major, where ids cannot change between dispatch and combine (crossdockHandleRebind).
-    CROSSDOCK_DEVICE void mark_remote_choices(const Batch& batch, uint32_t stage) const {
+    // One warp. Keeps a token's choices, and marks those on other ranks for a later combine; the receive half fills in
+    // this rank's own rows. Not needed in rank-major, where ids cannot change between dispatch and combine
+    // (crossdockHandleRebind).
+    CROSSDOCK_DEVICE void keep_choices(const Batch& batch, uint32_t stage) const {
         if (!c_.expert_major) return;
         const TokenPlan of_token = plan_of(stage);
         for_lanes(ctx_, c_.topk, [&](uint32_t k) {
+            *dispatched_id(c_, batch.first + stage, k) = static_cast<int32_t>(of_token.expert_ids[k]);
             if (of_token.ranks[k] != c_.rank) *own_row(c_, batch.first + stage, k) = kOtherRank;
         });
     }
@@ -561,7 +563,7 @@ class DispatchSend {
             }
             ctx_.mark(Step::kDispatchStored);
         }
-        if (part == 0 && op_.warp() < batch.num) mark_remote_choices(batch, op_.warp());
+        if (part == 0 && op_.warp() < batch.num) keep_choices(batch, op_.warp());
     }
 
     // Plain rows: the warp that planned a token sends it and its flags, one lane per target rank. Headers are sent
@@ -593,7 +595,7 @@ class DispatchSend {
         if (own_rows_are_placed() && is_leader(ctx_)) store_own_row(own_stage);
         ctx_.warp_sync();
         if (batch.is_last_chunk) {
-            mark_remote_choices(batch, own_stage);  // while the stores are in flight
+            keep_choices(batch, own_stage);  // while the stores are in flight
             RowStage::wait_stores(ctx_);
             ctx_.mark(Step::kDispatchLanded);
             for_lsa_peers(op_.lane(), kLanes, [&](const SendTask& task) {

@@ -251,15 +251,18 @@ struct LlHandleGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t own_rows_offset() const {  // i32 [tokens][topk], or [tokens]: OwnRow
         return choices_offset() + sizeof(LlChoice) * num_ranks * max_tokens * topk;
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t bytes() const {
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t dispatched_ids_offset() const {  // i32 [tokens][topk], -1: dropped
         return own_rows_offset() + sizeof(int32_t) * max_tokens * topk;
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t bytes() const {
+        return dispatched_ids_offset() + sizeof(int32_t) * max_tokens * topk;
     }
 };
 
 struct LlHandleOffsets {
     uint64_t records;
     uint64_t choices;
-    uint64_t own_rows;
+    uint64_t own_rows;  // followed by the ids that were dispatched, of as many choices
     uint32_t record_stride;
     uint32_t choices_of_source;
 

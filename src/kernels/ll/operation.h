@@ -37,6 +37,10 @@ CROSSDOCK_DEVICE int32_t* own_row(const auto& c, uint32_t token, uint32_t k) {
     int32_t* rows = reinterpret_cast<int32_t*>(c.handle_memory + c.handle.own_rows);
     return rows + (c.expert_major ? uint64_t{token} * c.topk + k : uint64_t{token});
 }
+// Expert-major: the expert id that was dispatched, for who asks after the caller's have changed.
+CROSSDOCK_DEVICE int32_t* dispatched_id(const auto& c, uint32_t token, uint32_t k) {
+    return own_row(c, token, k) + c.handle.choices_of_source;
+}
 // The most rows that this rank's experts may have.
 CROSSDOCK_DEVICE uint32_t num_rows_here(const auto& c) {
     return c.offsets.num_slots * (c.expert_major ? c.offsets.experts_per_rank : 1);

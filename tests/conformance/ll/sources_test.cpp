@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the rows of a low-latency dispatch came from, as crossdockHandleSources tells: exact, in the order of source,
-// token and k; not before the dispatch is finished.
+// token and k; not before the dispatch is finished. And where they went, as crossdockHandleRouting tells.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -130,6 +130,56 @@ TEST(Sources, OnlyExpertMajorHandlesAndRightTensors) {
             Layer other(context, group.get(), problem);
             RANK_REFUSED(context, ncclInvalidUsage, "expert-major",
                          crossdockHandleSources(other.handle(), tokens, ranges, layer.stream()));
+        });
+    });
+}
+
+// What was dispatched, from the send half on, also if the caller's memory holds other choices by then.
+TEST(Routing, IsWhatWasDispatched) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        expect_clean(spec, ranks_or(4), std::nullopt, [](RankContext& context) {
+            Problem problem = uneven_problem(context.num_ranks());
+            const std::vector<int64_t>& ids = problem.ranks[context.rank()].ids;
+            const size_t topk = static_cast<size_t>(problem.num_topk), tokens = ids.size() / topk;
+            Group group(context, problem);
+            Layer layer(context, group.get(), problem);
+            Buffer found(context, layer.stream(), (ids.size() + 1) * sizeof(int32_t));
+            Tensor tensor(ncclInt32, {tokens, topk}, found);
+            const auto ask = [&] { return crossdockHandleRouting(layer.handle(), tensor, layer.stream()); };
+            const auto check = [&] {
+                std::vector<int32_t> expected(ids.begin(), ids.end());
+                expected.push_back(kUntouched);
+                RANK_CHECK(context, read_as<int32_t>(found) == expected, "ids differ");
+            };
+            const std::vector<int32_t> untouched(ids.size() + 1, kUntouched);
+            RANK_REFUSED(context, ncclInvalidUsage, "nothing was dispatched", ask());
+            for (int i = 0; i < 3; ++i) {
+                layer.prepare_dispatch();
+                RANK_OK(context, layer.send_dispatch());
+                const std::vector<int64_t> others(ids.size(), 0);
+                Buffer other_ids(context, layer.stream(), (ids.size() + 1) * sizeof(int64_t));
+                other_ids.write(others.data(), others.size() * sizeof(int64_t));
+                found.write(untouched.data(), untouched.size() * sizeof(int32_t));
+                RANK_OK(context, ask());
+                check();
+                RANK_OK(context, layer.complete());
+                Tensor other(ncclInt64, {tokens, topk}, other_ids);
+                RANK_OK(context, ncclEpUpdateHandle(layer.handle(), other, nullptr, layer.stream()));
+                found.write(untouched.data(), untouched.size() * sizeof(int32_t));
+                RANK_OK(context, ask());
+                check();
+                RANK_OK(context, layer.update());
+                layer.round_trip();
+            }
+            Tensor wide(ncclInt64, {tokens, topk}, found);
+            RANK_REFUSED(context, ncclInvalidArgument, "topk_idx",
+                         crossdockHandleRouting(layer.handle(), wide, layer.stream()));
+            RANK_REFUSED(context, ncclInvalidArgument, "topk_idx",
+                         crossdockHandleRouting(layer.handle(), nullptr, layer.stream()));
+            problem.layout = NCCL_EP_LAYOUT_RANK_MAJOR;
+            Layer rank_major(context, group.get(), problem);
+            RANK_REFUSED(context, ncclInvalidUsage, "expert-major",
+                         crossdockHandleRouting(rank_major.handle(), tensor, rank_major.stream()));
         });
     });
 }
