@@ -123,7 +123,8 @@ def join(num_ranks: int, rank: int, unique: bytes) -> Communicator:
 
 
 def destroy(communicator: Communicator) -> None:
-    """Frees a communicator of join; its groups and windows must be closed."""
+    """Frees a communicator of join. InvalidUsage while it has open groups; its windows must be closed, too."""
+    communicator.close()
     _check(_library().ncclCommDestroy(communicator.ptr), "ncclCommDestroy")
 
 

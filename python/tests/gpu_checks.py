@@ -12,8 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from gpu_checks_a2sgd import averaged_tensors, averaging_hook, averaging_optimizer
+from lifetime_checks import elastic_buffers_one_after_another, random_orders
 
 import crossdock as ep
+import crossdock.deep_ep as deep_ep
 import crossdock.torch as ept
 from crossdock import nccl
 
@@ -255,6 +257,70 @@ def objects_of_nccl4py(comm: Comm, gpu: Comm) -> None:
     own.destroy()
 
 
+def elastic_buffers_and_their_results(comm: Comm, gpu: Comm) -> None:
+    elastic_buffers_one_after_another(comm, "cuda")
+
+
+def objects_in_random_orders(comm: Comm, gpu: Comm) -> None:
+    """Communicators of NCCL are borrowed, here from its owner, and made by buffers."""
+    for seed in range(2):
+        own = nccl.join(comm.num_ranks, comm.rank, comm.all_gather(nccl.unique_id())[0])
+        random_orders(comm, own, "cuda", seed, 60)
+        nccl.destroy(own)
+    random_orders(comm, gpu, "cuda", 2, 60)
+
+
+def a_handle_that_outlives_its_communicator(comm: Comm, gpu: Comm) -> None:
+    handles = []
+    for _ in range(3):
+        own = nccl.join(comm.num_ranks, comm.rank, comm.all_gather(nccl.unique_id())[0])
+        with ep.Group(
+            own,
+            algorithm=ep.Algorithm.HIGH_THROUGHPUT,
+            num_experts=comm.num_ranks,
+            max_dispatch_tokens_per_rank=4,
+            max_recv_tokens_per_rank=4 * comm.num_ranks,
+            max_token_bytes=256,
+        ) as group:
+            with pytest.raises(ep.InvalidUsage, match="has open groups"):
+                nccl.destroy(own)
+            handles = [group.init_handle(ep.Layout.FLAT, 1)]  # ends the one of the group before
+            handles[0].update(torch.full((4, 1), comm.rank, device="cuda"))
+        nccl.destroy(own)
+
+
+def hooks_and_overwritten_choices(comm: Comm, gpu: Comm) -> None:
+    """As test_hooks_that_are_never_called and test_low_latency_keeps_the_choices_that_were_dispatched, in small."""
+    num_experts = 2 * comm.num_ranks
+    buffer: Any = deep_ep.Buffer(comm, 0, 1 << 20, low_latency_mode=True, explicitly_destroy=True)
+    x = torch.full((4, 256), comm.rank + 1.0, dtype=torch.bfloat16, device="cuda")
+    ids = torch.arange(8, device="cuda").view(4, 2) % num_experts
+    weights = torch.full((4, 2), 0.5, device="cuda")
+
+    def dispatch(choices: Any, with_hook: bool) -> Any:
+        return buffer.low_latency_dispatch(x, choices, 4, num_experts, use_fp8=False, return_recv_hook=with_hook)
+
+    alive = [dispatch(ids, False) for _ in range(3)]
+    del alive
+    for _ in range(3):
+        dispatch(ids, True)
+    given_up = [dispatch(ids, True) for _ in range(2)]
+    with pytest.raises(ep.InvalidUsage, match="wait for their hooks, allowed: at most 2"):
+        dispatch(ids, True)
+    del given_up
+    for kind in (torch.int64, torch.int32):
+        mine = ids.to(kind, copy=True)
+        rows, _, handle, _, hook = dispatch(mine, True)
+        mine.fill_(-1)
+        hook()
+        sums, _, hook = buffer.low_latency_combine(rows, ids, weights, handle, return_recv_hook=True)
+        hook()
+        assert torch.equal(sums, x)
+        swapped = ids[:, [1, 0]].contiguous()
+        assert torch.equal(buffer.low_latency_combine(rows, swapped, weights, handle)[0], x)
+    buffer.destroy()
+
+
 CHECKS: list[Callable[[Comm, Comm], None]] = [
     values_and_gradients,
     captured_operators,
@@ -267,6 +333,10 @@ CHECKS: list[Callable[[Comm, Comm], None]] = [
     averaged_tensors,
     averaging_optimizer,
     averaging_hook,
+    elastic_buffers_and_their_results,
+    a_handle_that_outlives_its_communicator,
+    hooks_and_overwritten_choices,
+    objects_in_random_orders,
     process_group_of_torch,
     objects_of_nccl4py,
 ]
