@@ -143,6 +143,53 @@ def test_low_latency_keeps_the_choices_that_were_dispatched(with_hooks: bool) ->
     ep.run_threads(RANKS, program)
 
 
+def test_nothing_that_callers_hold_is_read_again() -> None:
+    """Cached dispatches and combines go by the handle, whatever became of the arguments and results of its dispatch."""
+    problem = Problem(RANKS, [9, 4, 7], dropped=0)
+
+    def spoil(*tensors: Any) -> None:
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor):
+                tensor.fill_(0 if tensor.dtype == torch.bool else 77)
+
+    def program(comm: ep.Communicator) -> None:
+        rank = comm.rank
+        x, rows = problem.x[rank], problem.received(rank)[0]
+
+        def fresh() -> list[Any]:
+            return [part[rank].clone() for part in (problem.x, problem.ids, problem.weights)]
+
+        def check_sums(sums: Any, num: Any) -> None:
+            torch.testing.assert_close(sums.float(), x.float() * num, rtol=2e-2, atol=2e-2)
+
+        buffer = buffer_of(comm)
+        own, ids, weights = fresh()
+        arguments = buffer.get_dispatch_layout(ids, problem.num_experts)
+        *made, _, handle, _ = buffer.dispatch(own, topk_idx=ids, topk_weights=weights, **arguments_of(arguments))
+        spoil(own, ids, weights, *arguments, *made)
+        assert torch.equal(buffer.dispatch(x, handle=handle)[0], rows)
+        check_sums(buffer.combine(rows, handle)[0], problem.is_in_rank(rank).sum(dim=1, keepdim=True))
+        buffer.destroy()
+        for do_expand in (False, True):
+            elastic = elastic_of(comm, num_max_tokens_per_rank=16, hidden=256)
+            own, ids, weights = fresh()
+            *made, handle, _ = elastic.dispatch(
+                own, topk_idx=ids, topk_weights=weights, num_experts=problem.num_experts, do_expand=do_expand
+            )
+            kept = made[0].clone()
+            spoil(own, ids, weights, *made)
+            for _ in range(2):
+                *again, _, _ = elastic.dispatch(x, handle=handle, do_expand=do_expand)
+                assert torch.equal(again[0], kept)
+                assert do_expand or not (again[1] == 77).any()
+                spoil(*again)
+            targets = problem.is_in_rank(rank) if not do_expand else problem.ids[rank] >= 0
+            check_sums(elastic.combine(kept, handle)[0], targets.sum(dim=1, keepdim=True))
+            elastic.destroy()
+
+    ep.run_threads(RANKS, program)
+
+
 def test_a_handle_takes_rows_of_any_length() -> None:
     """Also longer ones than those of the dispatch that made it, with scales beside them and without."""
     problem = Problem(RANKS, [9, 4, 7], dropped=0)
