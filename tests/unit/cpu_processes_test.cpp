@@ -305,6 +305,18 @@ TEST(Processes, AKilledJoinerIsSucceeded) {
     for (const pid_t child : {first, second, third}) EXPECT_TRUE(succeeds(child));
 }
 
+// Whoever starts last, the rank that never starts is named apart from those that had come and timed out.
+TEST(Processes, TheRankThatNeverStartsIsNamed) {
+    const ncclUniqueId id = make_id();
+    setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "20", 1);
+    ncclComm_t comm = nullptr;
+    for (const int rank : {1, 3, 0}) EXPECT_EQ(crossdockCommInitRank(&comm, 4, id, rank), ncclRemoteError);
+    EXPECT_TRUE(mentions({"waiting for ranks 2 to join"})) << last_error();
+    EXPECT_EQ(crossdockCommInitRank(&comm, 4, id, 2), ncclRemoteError);
+    EXPECT_TRUE(mentions({"waiting for ranks 0, 1, 3, which had come before and gave up, to join"})) << last_error();
+    unsetenv("CROSSDOCK_JOIN_TIMEOUT_MS");
+}
+
 // A process that is stopped while it holds the join lock blocks others no longer than their timeout, and is named.
 TEST(Processes, AStoppedJoinerIsNamed) {
     const ncclUniqueId id = make_id();

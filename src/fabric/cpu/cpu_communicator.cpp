@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/interrupt.h"
 #include "core/log.h"
+#include "core/printable.h"
 #include "device/cpu/device_comm.h"
 #include "fabric/cpu/registry.h"
 #include "runtime/cpu/failure_reports.h"
@@ -115,7 +116,8 @@ void CpuCommunicator::gather_chunk(uint64_t number, const PostLabel& label, std:
         require(seen == PostSeen::kNotYet || found == label, ncclInvalidUsage,
                 "rank {} is in {} with {} bytes while rank {} is in {} with {} bytes: every rank makes the same calls "
                 "in the same order",
-                rank_, label.what, label.total_bytes, peer, found.what, found.total_bytes);
+                rank_, label.what, label.total_bytes, peer, printable(found.what, sizeof(found.what)),
+                found.total_bytes);
         return seen == PostSeen::kRead;
     };
     uint64_t last_liveness_ns = start_ns;
