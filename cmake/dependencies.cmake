@@ -20,10 +20,14 @@ endif()
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 
-# The network plugin, which is left out where UCX is not.
+# Ranks of several hosts and the network plugin, which are left out where the headers of UCX or OpenSSL are missing.
 find_package(ucx CONFIG QUIET)
-if(NOT ucx_FOUND)
-    message(STATUS "UCX not found: the network plugin is left out")
+find_package(OpenSSL 3.0 QUIET)
+set(crossdock_has_network ON)
+if(NOT ucx_FOUND OR NOT OPENSSL_FOUND)
+    set(crossdock_has_network OFF)
+    message(STATUS "The headers of UCX (libucx-dev) or of OpenSSL 3 (libssl-dev) not found: ranks of several hosts and "
+        "the network plugin are left out")
 endif()
 
 if(CROSSDOCK_DEVELOPER)

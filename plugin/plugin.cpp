@@ -58,7 +58,7 @@ ncclResult_t get_properties(int, NetProperties* properties) {
 
 ncclResult_t listen(void*, int, void* handle, void** listener) {
     return guarded([&] {
-        auto made = std::make_unique<network::Listener>(interfaces());
+        auto made = std::make_unique<network::Listener>(interfaces(), secret());
         std::memset(handle, 0, kHandleBytes);
         std::memcpy(handle, &made->address(), sizeof(network::RankAddress));
         *listener = made.release();

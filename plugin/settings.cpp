@@ -19,6 +19,11 @@ uint64_t timeout_ns(const char* name, uint64_t default_ns) {
 uint64_t join_timeout_ns() { return timeout_ns("CROSSDOCK_JOIN_TIMEOUT_MS", 60'000'000'000); }
 uint64_t progress_timeout_ns() { return timeout_ns("CROSSDOCK_NETWORK_TIMEOUT_MS", 100'000'000'000); }
 
+std::string secret() {
+    const char* text = std::getenv("CROSSDOCK_SECRET");
+    return text == nullptr ? "" : text;
+}
+
 const char* interfaces() {
     const char* own = std::getenv("CROSSDOCK_SOCKET_IFNAME");
     return own != nullptr && *own != '\0' ? own : std::getenv("NCCL_SOCKET_IFNAME");

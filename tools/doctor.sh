@@ -27,7 +27,8 @@ file fmt "/usr/include/fmt/format.h" "ok"
 file cli11 "/usr/include/CLI/CLI.hpp" "ok: demo and benchmark"
 file json "/usr/include/nlohmann/json.hpp" "ok: demo and benchmark"
 file gtest "/usr/include/gtest/gtest.h" "ok: tests"
-file ucx "/usr/include/ucp/api/ucp.h" "ok: the network plugin"
+file ucx "/usr/include/ucp/api/ucp.h" "ok: ranks of several hosts, the network plugin"
+file openssl "/usr/include/openssl/evp.h" "ok: the same"
 tool clang++ "ok: sanitizers, fuzzer, lint" "only for sanitizers, the fuzzer and lint; ./dev installs it"
 
 echo
@@ -48,6 +49,12 @@ if [ -f "$ucx_library" ]; then
     line libucp "$ucx_library" "ok: CPU ranks of several hosts reach each other (docs/deployment.md)"
 else
     line libucp "not found" "ranks of several hosts are refused with a message: install libucx0"
+fi
+crypto_library=${CROSSDOCK_CRYPTO_LIBRARY:-$(ldconfig -p 2>/dev/null | sed -nE 's|.*=> (.*/libcrypto\.so\.3)$|\1|p' | head -n 1)}
+if [ -f "$crypto_library" ]; then
+    line libcrypto "$crypto_library" "ok: ranks of several hosts authenticate each other"
+else
+    line libcrypto "not found" "ranks of several hosts are refused with a message: install OpenSSL 3 (libssl3)"
 fi
 line rank0 "CROSSDOCK_ADDRESS ${CROSSDOCK_ADDRESS:-not set}" "torchrun and srun set it, mpirun does not"
 line secret "CROSSDOCK_SECRET $([ -n "${CROSSDOCK_SECRET:-}" ] && echo set || echo "not set")" \

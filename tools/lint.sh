@@ -48,7 +48,7 @@ layers() {
     sed -nE 's/^\| .(src\/\w+|plugin). \|.*\| ([a-z, ]*)\|$/\1 \2/p' ARCHITECTURE.md | while read -r folder uses; do
         allowed=${folder#src/}${uses:+|${uses//, /|}}
         files "$folder/*" | xargs -r grep -nE '#include "(api|core|fabric|gin|kernels|network|plugin|runtime|device)/' /dev/null |
-            grep -vE "\"(core/(boundary|environment_number|error|interrupt|log|process)\.h|($allowed)/)"
+            grep -vE "\"(core/(boundary|environment_number|error|interrupt|log|printable|process)\.h|($allowed)/)"
     done
 }
 # CUDA where ARCHITECTURE.md says it is.

@@ -113,7 +113,8 @@ ncclResult_t crossdockCommInitHosts(ncclComm_t* comm, int num_ranks, int rank, c
         require_not_null(address, "address");
         require_num_ranks(num_ranks);
         require(rank >= 0 && rank < num_ranks, ncclInvalidArgument, "rank is {}, allowed: 0..{}", rank, num_ranks - 1);
-        *comm = cpu::publish(hosts::join_hosts({rank, num_ranks, address, std::nullopt, ""}));
+        const std::string job = hosts::given_job([](const char* name) { return std::getenv(name); });
+        *comm = cpu::publish(hosts::join_hosts({rank, num_ranks, address, std::nullopt, "", job}));
     });
 }
 

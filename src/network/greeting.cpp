@@ -1,88 +1,150 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes of a greeting.
+#include "network/greeting.h"
+
 #include <algorithm>
 #include <cstring>
-
-#include "network/handshake.h"
 
 namespace crossdock::network {
 namespace {
 
-constexpr uint64_t kChallengeMagic = 0x3267'6c6c'6168'6378;  // "xchallg2"
-constexpr uint64_t kGreetingMagic = 0x3268'6c6c'6568'6478;   // "xdhellh2"
+constexpr uint64_t kHelloMagic = 0x336f'6c6c'6568'6478;   // "xdhello3"
+constexpr uint64_t kAnswerMagic = 0x3372'7773'6e61'6478;  // "xdanswr3"
 
-struct Head {
+// What the dialling rank sends in clear before its message of the handshake.
+struct Hello {
     uint64_t magic;
     uint32_t source;
     uint32_t target;
     uint32_t num_ranks;
-    uint32_t blob_bytes;
-    Secret nonce;
-    uint64_t proof;  // hash of the fields above and the answered nonce, keyed with the receiver's secret
+    uint32_t reserved;
 };
-using BlobProof = uint64_t;  // hash of the blob, the head and the answered nonce; follows the blob
+// What both ends of a handshake must agree on.
+struct Prologue {
+    Hello hello;
+    Key addresses;  // their hash
+};
+// Sealed: a letter's head, and then its blob.
+struct LetterHead {
+    uint64_t key;  // of frames to this rank
+    uint32_t blob_bytes;
+    uint32_t reserved;
+};
+static_assert(sizeof(Hello) == 24 && sizeof(Prologue) == 56 && sizeof(LetterHead) == 16);
 
-uint64_t proof_of(const Secret& secret, Head head, const Secret& answers, std::span<const std::byte> blob) {
-    std::vector<std::byte> bytes(sizeof(head) + sizeof(answers) + blob.size());
-    std::memcpy(bytes.data(), &head, sizeof(head));
-    std::memcpy(bytes.data() + sizeof(head), &answers, sizeof(answers));
-    if (!blob.empty()) std::memcpy(bytes.data() + sizeof(head) + sizeof(answers), blob.data(), blob.size());
-    return keyed_hash(secret, bytes);
+constexpr size_t kHelloBytes = sizeof(Hello) + NoiseSession::kMessageBytes;
+constexpr size_t kAnswerBytes = sizeof(kAnswerMagic) + NoiseSession::kMessageBytes;
+
+// Other protocols are refused at the first wrong byte.
+bool begins_with(ByteSpan bytes, uint64_t magic) {
+    return std::memcmp(bytes.data(), &magic, std::min(bytes.size(), sizeof(magic))) == 0;
 }
 
 }  // namespace
 
-Challenge make_challenge() { return {kChallengeMagic, random_secret()}; }
-bool is_challenge(const Challenge& challenge) { return challenge.magic == kChallengeMagic; }
+Key secret_of(const std::string& text) { return sha256(std::as_bytes(std::span(text))); }
 
-std::vector<std::byte> make_greeting(std::span<const RankAddress> addresses, uint32_t source, uint32_t target,
-                                     const Secret& answers, const Secret& nonce, std::span<const std::byte> blob) {
-    const auto num_ranks = static_cast<uint32_t>(addresses.size());
-    Head head{kGreetingMagic, source, target, num_ranks, static_cast<uint32_t>(blob.size()), nonce, 0};
-    // The blob's proof covers the head with its proof, so the two proofs differ even for an empty blob.
-    head.proof = proof_of(addresses[target].secret, head, answers, {});
-    const BlobProof blob_proof = proof_of(addresses[target].secret, head, answers, blob);
-    std::vector<std::byte> bytes(sizeof(head) + blob.size() + sizeof(blob_proof));
-    std::memcpy(bytes.data(), &head, sizeof(head));
-    if (!blob.empty()) std::memcpy(bytes.data() + sizeof(head), blob.data(), blob.size());
-    std::memcpy(bytes.data() + sizeof(head) + blob.size(), &blob_proof, sizeof(blob_proof));
-    return bytes;
+Greeting::Greeting(const Identity& own, std::span<const RankAddress> addresses, uint32_t rank,
+                   std::optional<uint32_t> dialled, ByteSpan blob)
+    : own_(&own), addresses_(addresses), rank_(rank), dialled_(dialled.has_value()), blob_(blob) {
+    if (!dialled_) {
+        expected_ = kHelloBytes;
+        return;
+    }
+    expected_ = kAnswerBytes;
+    peer_ = *dialled;
+    start(true, rank_, peer_);
+    say(session_->write());
 }
 
-size_t greeting_bytes(std::span<const std::byte> begun) {
-    Head head;
-    if (begun.size() < sizeof(head)) return sizeof(head);
-    std::memcpy(&head, begun.data(), sizeof(head));
-    return sizeof(head) + head.blob_bytes + sizeof(BlobProof);
+void Greeting::start(bool is_initiator, uint32_t source, uint32_t target) {
+    const Prologue prologue{{kHelloMagic, source, target, static_cast<uint32_t>(addresses_.size()), 0},
+                            sha256(std::as_bytes(addresses_))};
+    if (is_initiator) say(object_bytes(prologue.hello));
+    session_.emplace(NoiseStart{is_initiator, object_bytes(prologue), own_->secret,
+                                NoiseStart::Static{own_->keys, addresses_[is_initiator ? target : source].key}});
 }
 
-Greeting read_greeting(std::span<const std::byte> bytes, std::span<const RankAddress> addresses, uint32_t target,
-                       const Secret& asked, Greeted& greeted) {
-    // Refuse other protocols at the first wrong byte.
-    const size_t known = std::min(bytes.size(), sizeof(kGreetingMagic));
-    if (known > 0 && std::memcmp(bytes.data(), &kGreetingMagic, known) != 0) return Greeting::kBad;
-    Head head;
-    if (bytes.size() < sizeof(head)) return Greeting::kMore;
-    std::memcpy(&head, bytes.data(), sizeof(head));
-    if (head.target != target || head.source >= addresses.size() || head.source == target ||
-        head.num_ranks != addresses.size() || head.blob_bytes > kMaxBlobBytes)
-        return Greeting::kBad;
-    const Secret& secret = addresses[target].secret;
-    Head unproven = head;
-    unproven.proof = 0;
-    if (head.proof != proof_of(secret, unproven, asked, {})) return Greeting::kBad;
-    greeted.is_proven = true;
-    greeted.source = head.source;
-    greeted.nonce = head.nonce;
-    const size_t total = greeting_bytes(bytes);
-    if (bytes.size() > total) return Greeting::kBad;
-    if (bytes.size() < total) return Greeting::kMore;
-    const auto blob = bytes.subspan(sizeof(head), head.blob_bytes);
-    BlobProof blob_proof;
-    std::memcpy(&blob_proof, bytes.data() + sizeof(head) + head.blob_bytes, sizeof(blob_proof));
-    if (blob_proof != proof_of(secret, head, asked, blob)) return Greeting::kBad;
-    greeted.blob = blob;
-    return Greeting::kGood;
+const char* Greeting::take(ByteSpan received) {
+    in_.insert(in_.end(), received.begin(), received.end());
+    if (waits_for_ == Stage::kOpening && !begins_with(in_, dialled_ ? kAnswerMagic : kHelloMagic))
+        return "the process that listens there is not a rank";
+    if (in_.size() < expected_) return nullptr;
+    const char* refusal = nullptr;
+    switch (waits_for_) {
+        case Stage::kOpening:
+            refusal = dialled_ ? read_answer() : read_hello();
+            break;
+        case Stage::kLetterHead:
+            refusal = read_letter_head();
+            break;
+        case Stage::kLetter:
+            refusal = read_letter();
+            break;
+    }
+    in_.clear();
+    return refusal;
+}
+
+const char* Greeting::read_hello() {
+    constexpr const char* kRefusal = "the process that dialled is not a rank of this communicator";
+    Hello hello;
+    std::memcpy(&hello, in_.data(), sizeof(hello));
+    // Only ranks below dial.
+    if (hello.target != rank_ || hello.source >= rank_ || hello.num_ranks != addresses_.size() || hello.reserved != 0)
+        return kRefusal;
+    peer_ = hello.source;
+    start(false, peer_, rank_);
+    if (!session_->read(ByteSpan(in_).subspan(sizeof(hello)))) return kRefusal;
+    say(object_bytes(kAnswerMagic));
+    say(session_->write());
+    waits_for_ = Stage::kLetterHead;
+    expected_ = NoiseSession::sealed_bytes(sizeof(LetterHead));
+    return nullptr;
+}
+
+const char* Greeting::read_answer() {
+    if (!session_->read(ByteSpan(in_).subspan(sizeof(kAnswerMagic))))
+        return "the process that answers is not a rank of this communicator";
+    is_proven_ = true;
+    say_letter();
+    waits_for_ = Stage::kLetterHead;
+    expected_ = NoiseSession::sealed_bytes(sizeof(LetterHead));
+    return nullptr;
+}
+
+void Greeting::say_letter() {
+    key_in_ = random_number();
+    const LetterHead head{key_in_, static_cast<uint32_t>(blob_.size()), 0};
+    say(session_->seal(object_bytes(head)));
+    say(session_->seal(blob_));
+}
+
+const char* Greeting::read_letter_head() {
+    constexpr const char* kRefusal = "what it sends was changed on its way";
+    const auto opened = session_->open(in_);
+    if (!opened) return kRefusal;
+    LetterHead head;
+    std::memcpy(&head, opened->data(), sizeof(head));
+    if (head.blob_bytes > kMaxBlobBytes || head.reserved != 0) return kRefusal;
+    is_proven_ = true;
+    key_out_ = head.key;
+    waits_for_ = Stage::kLetter;
+    expected_ = NoiseSession::sealed_bytes(head.blob_bytes);
+    if (expected_ == 0) end();
+    return nullptr;
+}
+
+const char* Greeting::read_letter() {
+    auto opened = session_->open(in_);
+    if (!opened) return "what it sends was changed on its way";
+    peer_blob_ = std::move(*opened);
+    end();
+    return nullptr;
+}
+
+void Greeting::end() {
+    if (!dialled_) say_letter();
+    expected_ = 0;
 }
 
 }  // namespace crossdock::network

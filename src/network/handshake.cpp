@@ -17,13 +17,14 @@
 #include "core/error.h"
 #include "core/interrupt.h"
 #include "network/acceptor.h"
+#include "network/greeting.h"
 #include "runtime/cpu/clock.h"
 
 namespace crossdock::network {
 namespace {
 
 constexpr char kAddressMagic[8] = {'x', 'd', 'o', 'c', 'k', 'n', 'e', 't'};
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr int kPollMs = 20;
 constexpr uint64_t kMinPauseNs = 1'000'000;
 constexpr uint64_t kMaxPauseNs = 128'000'000;
@@ -46,21 +47,32 @@ std::array<char, 40> boot_id() {
     return boot;
 }
 
+// Equal for equal bytes.
+uint64_t number_of(ByteSpan bytes) {
+    const Key hash = sha256(bytes);
+    uint64_t number;
+    std::memcpy(&number, hash.data(), sizeof(number));
+    return number;
+}
+
 struct Connection {
+    Connection(Socket new_socket, Greeting new_greeting, const Acceptor* of, uint64_t now_ns)
+        : socket(std::move(new_socket)),
+          greeting(std::move(new_greeting)),
+          acceptor(of),
+          since_ns(now_ns),
+          out(greeting.take_output()) {}
+
     Socket socket;
-    const Acceptor* acceptor = nullptr;  // that accepted it; null: this rank dialled
-    uint32_t peer = 0;                   // valid if dialled or proven
-    bool is_proven = false;
+    Greeting greeting;
+    const Acceptor* acceptor;  // that accepted it; null: this rank dialled
     bool is_connected = true;  // a dialled one has yet to become so
-    uint64_t since_ns = 0;
+    uint64_t since_ns;
     std::vector<std::byte> out;
     size_t sent = 0;
-    std::vector<std::byte> in;
-    std::optional<Challenge>
-        asked;  // what the peer's greeting has to answer; a dialled one waits for a challenge first
 
-    bool is_unauthenticated() const { return acceptor != nullptr && !is_proven; }
-    void say(std::span<const std::byte> bytes) { out.insert(out.end(), bytes.begin(), bytes.end()); }
+    bool is_unauthenticated() const { return acceptor != nullptr && !greeting.is_proven(); }
+    bool is_sent() const { return sent == out.size(); }
 };
 
 // A rank that this one dials until they are linked.
@@ -149,7 +161,7 @@ class Meeting {
         dial(now);
         std::vector<pollfd> polls;
         for (const Connection& each : connections_) {
-            const bool writes = !each.is_connected || each.sent < each.out.size();
+            const bool writes = !each.is_connected || !each.is_sent();
             polls.push_back({each.socket.fd(), static_cast<short>(writes ? POLLOUT : POLLIN), 0});
         }
         for (uint32_t peer = 0; peer < links_.size(); ++peer)
@@ -182,11 +194,11 @@ class Meeting {
     void dial(uint64_t now) {
         for (uint32_t peer = rank_ + 1; peer < linked_.size(); ++peer) {
             if (linked_[peer] || dialling_[peer].is_open || now < dialling_[peer].next_ns) continue;
-            Connection connection;
-            connection.peer = peer;
-            if (is_local(addresses_[peer], addresses_[rank_])) {
-                connection.socket = connect_to(addresses_[peer].local);
-                if (!connection.socket.is_open()) {
+            Socket socket;
+            const bool is_here = is_local(addresses_[peer], addresses_[rank_]);
+            if (is_here) {
+                socket = connect_to(addresses_[peer].local);
+                if (!socket.is_open()) {
                     require(errno != ECONNREFUSED, ncclRemoteError,
                             "rank {} lost rank {} of this host during setup: its process ended or timed out", rank_,
                             peer);
@@ -195,16 +207,16 @@ class Meeting {
                 }
             } else {
                 try {
-                    connection.socket = start_connect(addresses_[peer].endpoint);
+                    socket = start_connect(addresses_[peer].endpoint);
                 } catch (const Error& error) {
                     dial_again(peer, error.what());
                     continue;
                 }
-                connection.is_connected = false;
             }
-            connection.since_ns = now;
+            connections_.emplace_back(std::move(socket), Greeting(listener_.identity(), addresses_, rank_, peer, blob_),
+                                      nullptr, now);
+            connections_.back().is_connected = is_here;
             dialling_[peer].is_open = true;
-            connections_.push_back(std::move(connection));
         }
     }
 
@@ -213,21 +225,18 @@ class Meeting {
         dialling.is_open = false;
         dialling.reason = std::move(reason);
         // A random pause, so that ranks refused together do not retry together.
-        dialling.next_ns = cpu::steady_now_ns() + dialling.pause_ns / 2 + random_secret()[0] % dialling.pause_ns;
+        dialling.next_ns = cpu::steady_now_ns() + dialling.pause_ns / 2 + random_number() % dialling.pause_ns;
         dialling.pause_ns = std::min(2 * dialling.pause_ns, kMaxPauseNs);
     }
 
     void accept_all(Acceptor& acceptor, uint64_t now) {
         for (size_t count = num_unauthenticated(acceptor);; ++count) {
-            Connection connection;
-            connection.socket = acceptor.accept(count, now);
-            if (!connection.socket.is_open()) return;
-            if (&acceptor == &local_ && !is_of_this_user(connection.socket)) continue;
-            connection.acceptor = &acceptor;
-            connection.since_ns = now;
-            connection.asked = make_challenge();
-            connection.say(std::as_bytes(std::span(&*connection.asked, 1)));
-            connections_.push_back(std::move(connection));
+            Socket socket = acceptor.accept(count, now);
+            if (!socket.is_open()) return;
+            if (&acceptor == &local_ && !is_of_this_user(socket)) continue;
+            connections_.emplace_back(std::move(socket),
+                                      Greeting(listener_.identity(), addresses_, rank_, std::nullopt, blob_), &acceptor,
+                                      now);
         }
     }
 
@@ -237,69 +246,43 @@ class Meeting {
             if (const int error = connect_error(each.socket); error != 0) return lose(each, std::strerror(error));
             each.is_connected = true;
         }
-        if (each.sent < each.out.size()) {
-            const ssize_t sent = send(each.socket.fd(), each.out.data() + each.sent, each.out.size() - each.sent,
-                                      MSG_NOSIGNAL | MSG_DONTWAIT);
-            if (sent < 0) return errno == EAGAIN || errno == EINTR || lose(each, std::strerror(errno));
-            each.sent += static_cast<size_t>(sent);
-            if (each.sent == each.out.size() && each.acceptor != nullptr && each.is_proven) return link(each);
-            return true;
-        }
-        return receive(each);
+        if (each.is_sent()) return receive(each);
+        const ssize_t sent = send(each.socket.fd(), each.out.data() + each.sent, each.out.size() - each.sent,
+                                  MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent < 0) return errno == EAGAIN || errno == EINTR || lose(each, std::strerror(errno));
+        each.sent += static_cast<size_t>(sent);
+        return each.is_sent() && each.greeting.is_done() ? link(each) : true;
     }
 
     bool receive(Connection& each) {
-        // Read no more than the greeting: later bytes belong to the owner of the link.
         std::byte buffer[4096];
-        const size_t expected = each.asked ? greeting_bytes(each.in) : sizeof(Challenge);
-        const ssize_t got = recv(each.socket.fd(), buffer, std::min(expected - each.in.size(), sizeof(buffer)), 0);
+        const ssize_t got =
+            recv(each.socket.fd(), buffer, std::min(each.greeting.wanted(), sizeof(buffer)), MSG_DONTWAIT);
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
-        if (got <= 0) return lose(each, got == 0 ? "it closed the connection" : std::strerror(errno));
-        each.in.insert(each.in.end(), buffer, buffer + got);
-        return each.asked ? read_answer(each) : answer_challenge(each);
-    }
-
-    bool answer_challenge(Connection& each) {
-        Challenge challenge;
-        if (each.in.size() < sizeof(challenge)) return true;
-        std::memcpy(&challenge, each.in.data(), sizeof(challenge));
-        if (!is_challenge(challenge)) return lose(each, "the process that listens there is not a rank");
-        each.in.clear();
-        each.asked = make_challenge();
-        each.say(make_greeting(addresses_, rank_, each.peer, challenge.nonce, each.asked->nonce, blob_));
-        return true;
-    }
-
-    bool read_answer(Connection& each) {
-        Greeted greeted;
-        const Greeting greeting = read_greeting(each.in, addresses_, rank_, each.asked->nonce, greeted);
-        if (greeting == Greeting::kBad)
-            return lose(each, "the process that answers is not a rank of this communicator");
-        if (greeted.is_proven && !each.is_proven) {
-            if (each.acceptor == nullptr && greeted.source != each.peer) return lose(each, "another rank answered");
-            if (each.acceptor != nullptr && greeted.source > rank_) return false;  // only ranks below dial
-            each.is_proven = true;
-            each.peer = greeted.source;
-        }
-        if (greeting == Greeting::kMore) return true;
-        if (each.acceptor == nullptr) {
-            links_[each.peer].blob.assign(greeted.blob.begin(), greeted.blob.end());
-            return link(each);
-        }
+        if (got < 0) return lose(each, std::strerror(errno));
+        if (got == 0)
+            return lose(each, each.greeting.is_proven() ? "it closed the connection"
+                                                        : "it closed the connection; a rank with another "
+                                                          "CROSSDOCK_SECRET does that");
+        const char* refusal = each.greeting.take({buffer, static_cast<size_t>(got)});
+        if (refusal != nullptr) return lose(each, refusal);
+        each.out = each.greeting.take_output();
+        each.sent = 0;
+        if (!each.greeting.is_done()) return true;
         // A rank dials again if its connection broke, so the latest one is valid.
         for (Connection& other : connections_) {
-            if (&other != &each && other.acceptor != nullptr && other.is_proven && other.peer == each.peer)
+            if (&other != &each && !other.is_unauthenticated() && other.greeting.peer() == each.greeting.peer())
                 other.socket.close();
         }
-        links_[each.peer].blob.assign(greeted.blob.begin(), greeted.blob.end());
-        each.say(make_greeting(addresses_, rank_, each.peer, greeted.nonce, {}, blob_));
-        return true;
+        return each.is_sent() ? link(each) : true;
     }
 
     bool link(Connection& each) {
         keep_alive(each.socket);
-        links_[each.peer].socket = std::move(each.socket);
-        linked_[each.peer] = true;
+        const uint32_t peer = each.greeting.peer();
+        links_[peer] = {std::move(each.socket), each.greeting.take_blob(), each.greeting.key_out(),
+                        each.greeting.key_in()};
+        linked_[peer] = true;
         return false;
     }
 
@@ -316,7 +299,7 @@ class Meeting {
 
     // Returns false: the connection is closed. A rank that this one dialled is dialled again.
     bool lose(const Connection& each, const char* reason) {
-        if (each.acceptor == nullptr) dial_again(each.peer, reason);
+        if (each.acceptor == nullptr) dial_again(each.greeting.peer(), reason);
         return false;
     }
 
@@ -345,25 +328,27 @@ uint64_t host_identity() {
     identity.pid = inode_of("/proc/self/ns/pid");
     struct stat status = {};
     if (stat("/dev/shm", &status) == 0) identity.memory = status.st_dev;
-    const uint64_t host = keyed_hash({}, std::as_bytes(std::span(&identity, 1)));
+    const uint64_t host = number_of(std::as_bytes(std::span(&identity, 1)));
     const char* played = std::getenv("CROSSDOCK_HOST");
     if (played == nullptr || *played == '\0') return host;
-    return keyed_hash({host, 0}, std::as_bytes(std::span(played, std::strlen(played))));
+    const std::string name = fmt::format("{} {}", host, played);
+    return number_of(std::as_bytes(std::span(name)));
 }
 
 bool is_local(const RankAddress& a, const RankAddress& b) { return a.host == b.host && a.network == b.network; }
 
-Listener::Listener(const char* interfaces) : Listener(own_address(interfaces)) {}
+Listener::Listener(const char* interfaces, const std::string& secret) : Listener(own_address(interfaces), secret) {}
 
-Listener::Listener(const Endpoint& own) : address_{} {
+Listener::Listener(const Endpoint& own, const std::string& secret)
+    : identity_{make_key_pair(), secret_of(secret)}, address_{} {
     std::memcpy(address_.magic, kAddressMagic, sizeof(kAddressMagic));
     address_.version = kVersion;
     address_.endpoint = own;
-    address_.secret = random_secret();
+    address_.key = identity_.keys.shared;
     address_.host = host_identity();
-    const std::array<char, 40> boot = boot_id();
-    address_.network = keyed_hash({inode_of("/proc/self/ns/net"), 0}, std::as_bytes(std::span(boot)));
-    address_.local = random_secret();
+    const std::string network = fmt::format("{} {}", boot_id().data(), inode_of("/proc/self/ns/net"));
+    address_.network = number_of(std::as_bytes(std::span(network)));
+    address_.local = {random_number(), random_number()};
     remote_ = bind_to(address_.endpoint);
     local_ = bind_to(address_.local);
     start_to_listen(local_);

@@ -61,6 +61,10 @@ void PeerLinks::flush_all() {
 
 bool PeerLinks::receive(uint32_t peer, std::vector<Departure>& departures) {
     std::unique_ptr<LinkEnd> link_end;
+    const struct Receiving {
+        uint32_t& from;
+        ~Receiving() { from = kNoRank; }
+    } receiving{receives_from_ = peer};
     const bool happened = streams_[peer].receive(receiver_, link_end);
     if (link_end == nullptr) return happened;
     close(peer);

@@ -33,6 +33,9 @@ class PeerLinks {
     // Receives from all links. Call it rarely: it makes a system call for links that are mostly idle.
     void look_at_all(std::vector<Departure>& departures);
 
+    // The peer whose frame is being handed out; kNoRank: none.
+    uint32_t receives_from() const { return receives_from_; }
+
     // Closes the link to a lost peer. Not while a frame is being handed out.
     void drop(uint32_t peer);
 
@@ -55,6 +58,7 @@ class PeerLinks {
 
     std::deque<LinkStream> streams_;  // one per rank; this rank's own is closed
     FrameReceiver& receiver_;
+    uint32_t receives_from_ = kNoRank;
     std::vector<uint32_t> carriers_;
     std::vector<uint32_t> queued_;  // peers for which something is queued
     Socket epoll_;

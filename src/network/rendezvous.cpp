@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "core/interrupt.h"
+#include "core/printable.h"
 #include "network/rendezvous_messages.h"
 #include "runtime/cpu/clock.h"
 
@@ -22,7 +23,7 @@ namespace {
 constexpr uint64_t kConnectNs = 5'000'000'000;
 // Rank 0 accepts kMaxUnauthenticated connections per kShortTimeoutNs, so during a flood that fills the kernel's queue a
 // rank waits 8 s.
-constexpr uint64_t kChallengeNs = 20'000'000'000;
+constexpr uint64_t kAnswerNs = 20'000'000'000;
 constexpr uint64_t kRetryNs = 20'000'000;
 constexpr const char* kOtherSecret = "its CROSSDOCK_SECRET differs: set the same value on all ranks";
 
@@ -40,23 +41,11 @@ bool await(const Socket& socket, short events, uint64_t deadline_ns) {
     }
 }
 
-template <class Object>
-std::span<const std::byte> bytes_of(const Object& object) {
-    return std::as_bytes(std::span(&object, 1));
-}
-
-uint64_t proof_of_parts(const Secret& secret, std::initializer_list<std::span<const std::byte>> parts) {
-    std::vector<std::byte> bytes;
-    for (const auto& part : parts) bytes.insert(bytes.end(), part.begin(), part.end());
-    return keyed_hash(secret, bytes);
-}
-
 // A rank other than 0.
 class OtherRank {
   public:
     OtherRank(const Rendezvous& rendezvous, const RankInfo& own)
         : rendezvous_(rendezvous),
-          secret_(secret_of(rendezvous.secret)),
           own_(own),
           deadline_ns_(cpu::steady_now_ns() + std::min(rendezvous.timeout_ns, UINT64_MAX / 2)),
           endpoints_(resolve(rendezvous.address)) {}
@@ -68,7 +57,7 @@ class OtherRank {
                     rendezvous_.rank, rendezvous_.address, reason_);
             if (auto joined = try_to_join(endpoints_[attempt % endpoints_.size()])) return std::move(*joined);
             // A random pause, so that ranks refused together do not retry together.
-            const timespec pause{0, static_cast<long>(kRetryNs / 2 + random_secret()[0] % kRetryNs)};
+            const timespec pause{0, static_cast<long>(kRetryNs / 2 + random_number() % kRetryNs)};
             nanosleep(&pause, nullptr);
         }
         fail(ncclRemoteError, "rank {} timed out after {} ms waiting for rank 0 at {}: {}", rendezvous_.rank,
@@ -92,51 +81,74 @@ class OtherRank {
         // If no process listens, a socket that got this port by chance connects to itself.
         if (local_endpoint(socket) == endpoint) return give_up("no process listens there");
 
-        Challenge challenge = {};
-        const uint64_t challenged_by_ns = std::min(deadline_ns_, cpu::steady_now_ns() + kChallengeNs);
-        if (!receive_all(socket, std::as_writable_bytes(std::span(&challenge, 1)), challenged_by_ns))
+        NoiseSession session = make_session(rendezvous_, true);
+        const Opening opening = make_opening(session);
+        Opening answer = {};
+        const uint64_t answered_by_ns = std::min(deadline_ns_, cpu::steady_now_ns() + kAnswerNs);
+        if (!send_all(socket, object_bytes(opening), answered_by_ns) ||
+            !receive_all(socket, std::as_writable_bytes(std::span(&answer, 1)), answered_by_ns))
             return give_up("it closed the connection, or said nothing");
-        if (!is_challenge(challenge)) return give_up("the process that listens there is not a rank 0 of Crossdock");
+        if (answer.magic == kOtherSecretMagic) return give_up(kOtherSecret);
+        if (answer.magic != kRendezvousMagic)
+            return give_up("the process that listens there is not a rank 0 of Crossdock");
+        if (!session.read(answer.message)) return give_up(kOtherSecret);
 
         Listener listener = make_listener(rendezvous_, socket);
         Hello hello = {};
-        hello.magic = kRendezvousMagic;
-        hello.nonce = random_secret();
         hello.rank = rendezvous_.rank;
         hello.num_ranks = rendezvous_.num_ranks;
+        const uint64_t now = cpu::steady_now_ns();
+        hello.time_left_ms = now < deadline_ns_ ? (deadline_ns_ - now) / 1'000'000 : 0;
+        std::strncpy(hello.job, rendezvous_.job.c_str(), sizeof(hello.job) - 1);
         hello.info = own_;
         hello.info.address = listener.address();
         hello.info.address.host = own_.address.host;
-        hello.proof = proof_of(secret_, hello, challenge.nonce);
         Reply reply = {};
-        if (!send_all(socket, bytes_of(hello), deadline_ns_) ||
-            !receive_all(socket, std::as_writable_bytes(std::span(&reply, 1)), deadline_ns_))
+        if (!send_all(socket, session.seal(object_bytes(hello)), deadline_ns_) || !receive(socket, session, reply))
             return give_up(cpu::steady_now_ns() < deadline_ns_ ? "it closed the connection"
                                                                : "it accepted this rank, but other ranks did not come");
-        if (reply.magic != kRendezvousMagic) return give_up("it speaks another protocol");
-        reply.text[sizeof(reply.text) - 1] = '\0';
-        if (reply.code != ncclSuccess) {
-            // Another process may be listening on this port. Only one that knows the secret can refuse a rank.
-            if (reply.proof != proof_of(secret_, reply, {}, hello.nonce)) return give_up(kOtherSecret);
-            fail(static_cast<ncclResult_t>(reply.code), "rank {} was refused by rank 0: {}", rendezvous_.rank,
-                 reply.text);
+        const std::string text = printable(reply.text, sizeof(reply.text));
+        switch (reply.verdict) {
+            case Verdict::kWelcome:
+                break;
+            case Verdict::kContradicts:
+                fail(ncclInvalidArgument, "rank {} was refused by rank 0: {}", rendezvous_.rank, text);
+            case Verdict::kTimeIsUp:
+                fail(ncclRemoteError, "rank {} timed out after {} ms: {}", rendezvous_.rank,
+                     rendezvous_.timeout_ns / 1'000'000, text);
+            case Verdict::kGaveUp:
+                fail(ncclRemoteError, "rank {} was refused by rank 0: {}", rendezvous_.rank, text);
+            case Verdict::kOtherJob:  // which may end before this one's rank 0 starts
+                return give_up(text);
         }
         std::vector<RankInfo> ranks(rendezvous_.num_ranks);
-        if (reply.num_ranks != ranks.size() ||
-            !receive_all(socket, std::as_writable_bytes(std::span(ranks)), deadline_ns_))
-            return give_up("its reply broke off");
-        if (reply.proof != proof_of(secret_, reply, ranks, hello.nonce)) return give_up(kOtherSecret);
+        if (reply.verdict != Verdict::kWelcome || reply.num_ranks != ranks.size() ||
+            !receive(socket, session, std::span(ranks)))
+            return give_up("its reply broke off, or has another form");
         return JoinedRanks{std::move(listener), std::move(ranks)};
     }
 
-    std::nullopt_t give_up(const char* reason) {
+    // Sealed. False if it did not come, or was changed on its way.
+    template <class Object>
+    bool receive(const Socket& socket, NoiseSession& session, std::span<Object> objects) {
+        const auto plain = std::as_writable_bytes(objects);
+        std::vector<std::byte> sealed(NoiseSession::sealed_bytes(plain.size()));
+        if (!receive_all(socket, sealed, deadline_ns_)) return false;
+        const auto opened = session.open(sealed);
+        if (opened) std::copy(opened->begin(), opened->end(), plain.begin());
+        return opened.has_value();
+    }
+    bool receive(const Socket& socket, NoiseSession& session, Reply& reply) {
+        return receive(socket, session, std::span(&reply, 1));
+    }
+
+    std::nullopt_t give_up(const std::string& reason) {
         // An attempt that the deadline cut short has a worse reason than the one before.
         if (reason_.empty() || cpu::steady_now_ns() < deadline_ns_) reason_ = reason;
         return std::nullopt;
     }
 
     const Rendezvous& rendezvous_;
-    Secret secret_;
     RankInfo own_;
     uint64_t deadline_ns_;
     std::vector<Endpoint> endpoints_;
@@ -145,26 +157,23 @@ class OtherRank {
 
 }  // namespace
 
-Secret secret_of(const std::string& text) {
-    const auto bytes = std::as_bytes(std::span(text));
-    return {keyed_hash({1, 0}, bytes), keyed_hash({2, 0}, bytes)};
+NoiseSession make_session(const Rendezvous& rendezvous, bool is_initiator) {
+    return NoiseSession({is_initiator, object_bytes(kRendezvousMagic), secret_of(rendezvous.secret)});
 }
 
-uint64_t proof_of(const Secret& secret, Hello hello, const Secret& nonce) {
-    hello.proof = 0;
-    return proof_of_parts(secret, {bytes_of(hello), bytes_of(nonce)});
-}
-
-uint64_t proof_of(const Secret& secret, Reply reply, std::span<const RankInfo> ranks, const Secret& nonce) {
-    reply.proof = 0;
-    return proof_of_parts(secret, {bytes_of(reply), bytes_of(nonce), std::as_bytes(ranks)});
+Opening make_opening(NoiseSession& session) {
+    Opening opening = {kRendezvousMagic, {}};
+    const std::vector<std::byte> message = session.write();
+    std::copy(message.begin(), message.end(), opening.message.begin());
+    return opening;
 }
 
 Listener make_listener(const Rendezvous& rendezvous, const Socket& socket) {
-    if (!rendezvous.interfaces.empty()) return Listener(rendezvous.interfaces.c_str());
+    if (!rendezvous.interfaces.empty()) return Listener(rendezvous.interfaces.c_str(), rendezvous.secret);
     const Endpoint own = local_endpoint(socket);
     // Ranks of other hosts cannot use a loopback address; there are none if rank 0's address names localhost.
-    return is_loopback(own) && !names_loopback(rendezvous.address) ? Listener(nullptr) : Listener(own);
+    return is_loopback(own) && !names_loopback(rendezvous.address) ? Listener(nullptr, rendezvous.secret)
+                                                                   : Listener(own, rendezvous.secret);
 }
 
 bool send_all(const Socket& socket, std::span<const std::byte> bytes, uint64_t deadline_ns) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How ranks that know only the address of rank 0 find each other: rank 0 listens, the others connect, and each receives
-// the RankInfo of all. Both sides prove that they know a common secret. A connection that cannot is closed, and what it
-// sent is ignored. listen_at() says on which interfaces rank 0 listens.
+// the RankInfo of all. Both sides prove that they know a common secret, and all but that is encrypted. A connection
+// that cannot is closed, and what it sent is ignored. listen_at() says on which interfaces rank 0 listens.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,7 @@ struct Rendezvous {
     uint32_t num_ranks;
     uint64_t timeout_ns;
     std::string interfaces;  // as own_address takes them; empty: the one that connects ranks to rank 0
+    std::string job = {};    // ranks of different jobs do not join each other; empty: unknown
 };
 
 struct JoinedRanks {
@@ -36,7 +37,8 @@ struct JoinedRanks {
 };
 
 // Collective. Fills in the address of `own` except `address.host`. Throws ncclRemoteError that names the ranks that did
-// not join within the timeout, and ncclInvalidArgument if ranks contradict each other.
+// not join within the timeout, as far as this rank has met rank 0, ncclInvalidArgument if ranks contradict each other,
+// and on rank 0 ncclSystemError that names the process that uses its port.
 JoinedRanks join_ranks(const Rendezvous& rendezvous, const RankInfo& own);
 
 }  // namespace crossdock::network

@@ -7,9 +7,11 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "core/error.h"
 #include "core/interrupt.h"
+#include "core/printable.h"
 #include "network/acceptor.h"
 #include "network/rendezvous_messages.h"
 #include "runtime/cpu/clock.h"
@@ -19,22 +21,27 @@ namespace {
 
 constexpr uint64_t kReplyNs = 5'000'000'000;
 
+// A rank is told which others are missing before its own time is up.
+constexpr uint64_t kMostNoticeMs = 500;
+
 struct Client {
     Socket socket;
-    Challenge asked;
+    NoiseSession session;
     uint64_t since_ns = 0;
+    bool is_open = false;  // the opening has come
     std::vector<std::byte> received;
-    std::optional<Hello> hello;  // valid once the rank has joined
+    std::optional<Hello> hello;       // valid once the rank has joined
+    uint64_t leaves_ns = UINT64_MAX;  // when it gives up
 };
 
 class First {
   public:
     First(const Rendezvous& rendezvous, const RankInfo& own)
         : rendezvous_(rendezvous),
-          secret_(secret_of(rendezvous.secret)),
           own_(own),
           socket_(listen_at(rendezvous.address)),
-          acceptor_(socket_) {}
+          acceptor_(socket_),
+          has_come_(rendezvous.num_ranks, false) {}
 
     JoinedRanks run() {
         const uint64_t end_ns = cpu::steady_now_ns() + std::min(rendezvous_.timeout_ns, UINT64_MAX / 2);
@@ -66,7 +73,7 @@ class First {
         const uint64_t timeout_ns = acceptor_.timeout_ns(num_unauthenticated(), now);
         for (size_t i = 0; i < clients_.size(); ++i) {
             Client& each = clients_[i];
-            const bool keep = polls[i + 1].revents == 0 || receive_hello(each);
+            const bool keep = (polls[i + 1].revents == 0 || receive(each)) && !has_no_time(each, now);
             if (!keep || (!each.hello && now - each.since_ns > timeout_ns)) each.socket.close();
         }
         std::erase_if(clients_, [](const Client& each) { return !each.socket.is_open(); });
@@ -75,45 +82,77 @@ class First {
 
     void accept_all(uint64_t now) {
         for (;;) {
-            Client client;
-            client.socket = acceptor_.accept(num_unauthenticated(), now);
-            if (!client.socket.is_open()) return;
-            client.asked = make_challenge();
-            client.since_ns = now;
-            // Does not block: the socket's buffer is empty.
-            if (send_all(client.socket, std::as_bytes(std::span(&client.asked, 1)), 0))
-                clients_.push_back(std::move(client));
+            Socket socket = acceptor_.accept(num_unauthenticated(), now);
+            if (!socket.is_open()) return;
+            clients_.push_back({std::move(socket), make_session(rendezvous_, false), now});
         }
     }
 
     // Returns false if the client is to be closed. A rank that has joined sends nothing more.
-    bool receive_hello(Client& client) {
-        std::byte buffer[sizeof(Hello)];
-        const ssize_t got = recv(client.socket.fd(), buffer, sizeof(buffer), MSG_DONTWAIT);
+    bool receive(Client& client) {
+        std::byte buffer[sizeof(Hello) + kTagBytes];
+        static_assert(sizeof(buffer) >= sizeof(Opening));
+        const size_t expected = client.is_open ? NoiseSession::sealed_bytes(sizeof(Hello)) : sizeof(Opening);
+        const ssize_t got =
+            recv(client.socket.fd(), buffer, std::max<size_t>(expected - client.received.size(), 1), MSG_DONTWAIT);
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
         if (got <= 0 || client.hello) return false;
         client.received.insert(client.received.end(), buffer, buffer + got);
-        const size_t known = std::min(client.received.size(), sizeof(kRendezvousMagic));
         // Other protocols are refused at the first wrong byte.
-        if (std::memcmp(client.received.data(), &kRendezvousMagic, known) != 0) return false;
-        if (client.received.size() < sizeof(Hello)) return true;
-        if (client.received.size() > sizeof(Hello)) return false;
+        const size_t known = std::min(client.received.size(), sizeof(kRendezvousMagic));
+        if (!client.is_open && std::memcmp(client.received.data(), &kRendezvousMagic, known) != 0) return false;
+        if (client.received.size() < expected) return true;
+        const std::vector<std::byte> message = std::exchange(client.received, {});
+        return client.is_open ? read_hello(client, message) : read_opening(client, message);
+    }
+
+    bool read_opening(Client& client, ByteSpan message) {
+        Opening answer = {kOtherSecretMagic, {}};
+        client.is_open = client.session.read(message.subspan(sizeof(kRendezvousMagic))).has_value();
+        if (client.is_open) answer = make_opening(client.session);
+        num_without_secret_ += client.is_open ? 0 : 1;
+        // Does not block: the socket's buffer is empty.
+        return send_all(client.socket, object_bytes(answer), 0) && client.is_open;
+    }
+
+    bool read_hello(Client& client, ByteSpan sealed) {
+        const auto opened = client.session.open(sealed);
+        if (!opened) return false;
         Hello hello;
-        std::memcpy(&hello, client.received.data(), sizeof(hello));
-        if (hello.proof != proof_of(secret_, hello, client.asked.nonce)) {
-            ++num_without_secret_;
-            refuse_unauthenticated(client);
+        std::memcpy(&hello, opened->data(), sizeof(hello));
+        const std::string job = job_of(hello);
+        if (job != own_job()) {
+            ++num_of_other_jobs_;
+            refuse(client, Verdict::kOtherJob,
+                   fmt::format("the rank 0 that listens there, process {} of host {}, is of job '{}', this rank of "
+                               "job '{}'",
+                               own_.process, host_of(own_), own_job(), job));
             return false;
         }
         const std::string objection = why_not(hello);
         if (!objection.empty()) {
-            refuse(client, hello, ncclInvalidArgument, objection);
+            refuse(client, Verdict::kContradicts, objection);
             return false;
         }
         client.hello = hello;
+        has_come_[hello.rank] = true;
+        const uint64_t notice_ms = std::min(hello.time_left_ms / 8, kMostNoticeMs);
+        if (hello.time_left_ms < UINT64_MAX / 2'000'000)
+            client.leaves_ns = cpu::steady_now_ns() + (hello.time_left_ms - notice_ms) * 1'000'000;
         keep_alive(client.socket);  // detects a lost host, whose rank may then join again
         return true;
     }
+
+    // A rank whose own time is up is told why; another process may take its place.
+    bool has_no_time(Client& client, uint64_t now) {
+        if (!client.hello || now < client.leaves_ns) return false;
+        refuse(client, Verdict::kTimeIsUp, fmt::format("rank 0 at {} waits for {}", rendezvous_.address, missing()));
+        return true;
+    }
+
+    static std::string host_of(const RankInfo& info) { return printable(info.host_name, sizeof(info.host_name)); }
+    static std::string job_of(const Hello& hello) { return printable(hello.job, sizeof(hello.job)); }
+    std::string own_job() const { return printable(rendezvous_.job.c_str(), sizeof(Hello::job) - 1); }
 
     std::string why_not(const Hello& hello) const {
         if (hello.num_ranks != rendezvous_.num_ranks)
@@ -123,44 +162,44 @@ class First {
         for (const Client& each : clients_) {
             if (!each.socket.is_open() || !each.hello || each.hello->rank != hello.rank) continue;
             return fmt::format("rank {} is taken by process {} of host {}", hello.rank, each.hello->info.process,
-                               std::string(each.hello->info.host_name,
-                                           strnlen(each.hello->info.host_name, sizeof(RankInfo::host_name))));
+                               host_of(each.hello->info));
         }
         return {};
     }
 
-    static void refuse_unauthenticated(const Client& client) {
+    static void refuse(Client& client, Verdict verdict, const std::string& reason) {
         Reply reply = {};
-        reply.magic = kRendezvousMagic;
-        reply.code = ncclInvalidArgument;
-        send_all(client.socket, std::as_bytes(std::span(&reply, 1)), 0);
+        reply.verdict = verdict;
+        std::strncpy(reply.text, reason.c_str(), sizeof(reply.text) - 1);
+        send_all(client.socket, client.session.seal(object_bytes(reply)), 0);
     }
 
-    void refuse(const Client& client, const Hello& hello, ncclResult_t code, const std::string& reason) const {
-        Reply reply = {};
-        reply.magic = kRendezvousMagic;
-        reply.code = static_cast<uint32_t>(code);
-        std::strncpy(reply.text, reason.c_str(), sizeof(reply.text) - 1);
-        reply.proof = proof_of(secret_, reply, {}, hello.nonce);
-        send_all(client.socket, std::as_bytes(std::span(&reply, 1)), 0);
+    // A rank that never came is often why others left.
+    std::string missing() const {
+        std::string never_came, left;
+        for (uint32_t rank = 1; rank < rendezvous_.num_ranks; ++rank) {
+            const bool is_here = std::ranges::any_of(clients_, [rank](const Client& each) {
+                return each.socket.is_open() && each.hello && each.hello->rank == rank;
+            });
+            if (is_here) continue;
+            std::string& list = has_come_[rank] ? left : never_came;
+            list += fmt::format("{}{}", list.empty() ? "" : ", ", rank);
+        }
+        if (never_came.empty()) return fmt::format("ranks {}, which had come and left", left);
+        return fmt::format("ranks {}{}{}{}", never_came, left.empty() ? "" : "; ranks ", left,
+                           left.empty() ? "" : " had come and left");
     }
 
     // Tells the ranks that have joined which ranks are missing.
-    [[noreturn]] void give_up(const std::string& happened) const {
-        std::string missing;
-        for (uint32_t rank = 1; rank < rendezvous_.num_ranks; ++rank) {
-            const bool came = std::any_of(clients_.begin(), clients_.end(), [rank](const Client& each) {
-                return each.hello && each.hello->rank == rank;
-            });
-            if (!came) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
-        }
-        std::string message =
-            fmt::format("rank 0 {} waiting at {} for ranks {}", happened, rendezvous_.address, missing);
+    [[noreturn]] void give_up(const std::string& happened) {
+        std::string message = fmt::format("rank 0 {} waiting at {} for {}", happened, rendezvous_.address, missing());
         if (num_without_secret_ > 0)
             message += fmt::format("; {} that came had another CROSSDOCK_SECRET", num_without_secret_);
+        if (num_of_other_jobs_ > 0)
+            message += fmt::format("; {} that came were of other jobs than '{}'", num_of_other_jobs_, own_job());
         message += acceptor_.trouble();
-        for (const Client& each : clients_) {
-            if (each.hello) refuse(each, *each.hello, ncclRemoteError, message);
+        for (Client& each : clients_) {
+            if (each.hello) refuse(each, Verdict::kGaveUp, message);
         }
         fail(ncclRemoteError, "{}", message);
     }
@@ -172,36 +211,36 @@ class First {
             if (!each.hello) continue;
             if (seen_by == nullptr || each.hello->info.address.host != own_.address.host) seen_by = &each;
         }
-        JoinedRanks joined{seen_by == nullptr ? Listener(nullptr) : make_listener(rendezvous_, seen_by->socket),
-                           std::vector<RankInfo>(rendezvous_.num_ranks)};
+        JoinedRanks joined{
+            seen_by == nullptr ? Listener(nullptr, rendezvous_.secret) : make_listener(rendezvous_, seen_by->socket),
+            std::vector<RankInfo>(rendezvous_.num_ranks)};
         joined.ranks[0] = own_;
         joined.ranks[0].address = joined.listener.address();
         joined.ranks[0].address.host = own_.address.host;
         for (const Client& each : clients_) {
             if (each.hello) joined.ranks[each.hello->rank] = each.hello->info;
         }
-        for (const Client& each : clients_) {
+        for (Client& each : clients_) {
             if (!each.hello) continue;
             Reply reply = {};
-            reply.magic = kRendezvousMagic;
-            reply.code = ncclSuccess;
+            reply.verdict = Verdict::kWelcome;
             reply.num_ranks = rendezvous_.num_ranks;
-            reply.proof = proof_of(secret_, reply, joined.ranks, each.hello->nonce);
             const uint64_t deadline_ns = cpu::steady_now_ns() + kReplyNs;
             // A rank that does not receive it is reported as missing by meet().
-            if (send_all(each.socket, std::as_bytes(std::span(&reply, 1)), deadline_ns))
-                send_all(each.socket, std::as_bytes(std::span(joined.ranks)), deadline_ns);
+            if (send_all(each.socket, each.session.seal(object_bytes(reply)), deadline_ns))
+                send_all(each.socket, each.session.seal(std::as_bytes(std::span(joined.ranks))), deadline_ns);
         }
         return joined;
     }
 
     const Rendezvous& rendezvous_;
-    Secret secret_;
     RankInfo own_;
     Socket socket_;
     Acceptor acceptor_;
     std::vector<Client> clients_;
+    std::vector<bool> has_come_;  // per rank, also if it has left
     uint64_t num_without_secret_ = 0;
+    uint64_t num_of_other_jobs_ = 0;
 };
 
 }  // namespace

@@ -1,42 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages between rank 0 and the others during the rendezvous, and the two halves of the protocol.
+// The messages between rank 0 and the others during the rendezvous, and the two halves of the protocol. A rank other
+// than 0 begins with an Opening, rank 0 answers with another one, and all that follows is sealed. docs/protocol.md says
+// what each side knows after each message.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <type_traits>
 
+#include "network/noise.h"
 #include "network/rendezvous.h"
 
 namespace crossdock::network {
 
-inline constexpr uint64_t kRendezvousMagic = 0x32746565'6d736478;  // "xdsmeet2"
+inline constexpr uint64_t kRendezvousMagic = 0x33746565'6d736478;  // "xdsmeet3"
+// Rank 0 could not read the opening. Not authenticated: anyone may say so.
+inline constexpr uint64_t kOtherSecretMagic = 0x33726568'746f6478;  // "xdother3"
 
-// A rank's answer to the challenge of rank 0.
-struct Hello {
+struct Opening {
     uint64_t magic;
-    Secret nonce;  // for rank 0's reply
+    std::array<std::byte, NoiseSession::kMessageBytes> message;  // of the Noise handshake
+};
+
+// A rank to rank 0.
+struct Hello {
     uint32_t rank;
     uint32_t num_ranks;
+    uint64_t time_left_ms;  // until the rank gives up
+    char job[128];          // 0-terminated; empty: unknown
     RankInfo info;
-    uint64_t proof;  // hash of the fields above and the challenge's nonce
 };
 
-// Rank 0's reply. With ncclSuccess, the RankInfos of all ranks follow. A refusal of a rank that did not prove the
-// secret carries no proof, so rank 0 cannot be used to sign refusals for other ranks.
+enum class Verdict : uint32_t {
+    kWelcome = 1,  // the RankInfos of all ranks follow
+    kContradicts,  // ranks do not agree
+    kTimeIsUp,     // the rank's own time: others are missing
+    kGaveUp,       // rank 0's: others are missing
+    kOtherJob,     // this rank 0 is another job's
+};
+
+// Rank 0's reply.
 struct Reply {
-    uint64_t magic;
-    uint32_t code;
+    Verdict verdict;
     uint32_t num_ranks;
     char text[512];  // 0-terminated: why the rank is refused
-    uint64_t proof;  // hash of the fields above, the RankInfos, and the hello's nonce
 };
-static_assert(std::is_trivially_copyable_v<Hello> && std::is_trivially_copyable_v<Reply>);
+static_assert(sizeof(Opening) == 56 && std::is_trivially_copyable_v<Opening> && std::is_trivially_copyable_v<Hello> &&
+              std::is_trivially_copyable_v<Reply>);
 
-Secret secret_of(const std::string& text);
-uint64_t proof_of(const Secret& secret, Hello hello, const Secret& nonce);
-uint64_t proof_of(const Secret& secret, Reply reply, std::span<const RankInfo> ranks, const Secret& nonce);
+// is_initiator: a rank other than 0.
+NoiseSession make_session(const Rendezvous& rendezvous, bool is_initiator);
+Opening make_opening(NoiseSession& session);
 
 // A listener on the network that connects `socket`.
 Listener make_listener(const Rendezvous& rendezvous, const Socket& socket);

@@ -22,6 +22,7 @@
 
 #include "core/error.h"
 #include "core/process.h"
+#include "network/port_owner.h"
 
 namespace crossdock::network {
 namespace {
@@ -133,7 +134,10 @@ Socket listen_on(const Endpoint& endpoint, const std::string& text) {
     const socklen_t length = to_sockaddr(endpoint, storage);
     const bool listens =
         bind(socket.fd(), reinterpret_cast<sockaddr*>(&storage), length) == 0 && listen(socket.fd(), SOMAXCONN) == 0;
-    require(listens, ncclSystemError, "cannot listen at {} ({}): {}", text, to_string(endpoint), std::strerror(errno));
+    const int error = errno;
+    const std::string owner = !listens && error == EADDRINUSE ? who_listens(endpoint.port) : "";
+    require(listens, ncclSystemError, "cannot listen at {} ({}): {}{}{}", text, to_string(endpoint),
+            std::strerror(error), owner.empty() ? "" : "; ", owner);
     return socket;
 }
 

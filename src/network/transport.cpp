@@ -15,12 +15,6 @@ constexpr int kHostPolls = 4;
 // At the end, ranks get this time to read what was sent to them.
 constexpr uint64_t kPartNs = 500'000'000;
 
-// Key of frames from source to target, computed from both ranks' secrets.
-uint64_t key_of(std::span<const RankAddress> addresses, uint32_t source, uint32_t target) {
-    const uint64_t words[] = {addresses[source].secret[0], addresses[source].secret[1], source, target};
-    return keyed_hash(addresses[target].secret, std::as_bytes(std::span(words)));
-}
-
 // Two byte strings as one.
 std::vector<std::byte> pack(const std::vector<std::byte>& host, const std::vector<std::byte>& network) {
     const uint64_t host_bytes = host.size();
@@ -57,13 +51,13 @@ Transport::Transport(const Listener& listener, std::span<const RankAddress> addr
       num_ranks_(static_cast<uint32_t>(addresses.size())),
       limits_{num_ranks_, config.num_contexts},
       sink_(sink),
+      keys_out_(num_ranks_),
+      keys_in_(num_ranks_),
       workers_(num_ranks_),
       is_there_(num_ranks_, true) {
     bool has_local_peers = false;
     bool has_remote_peers = false;
     for (uint32_t peer = 0; peer < num_ranks_; ++peer) {
-        keys_out_.push_back(key_of(addresses, rank, peer));
-        keys_in_.push_back(key_of(addresses, peer, rank));
         if (peer != rank) (addresses[peer].host == addresses[rank].host ? has_local_peers : has_remote_peers) = true;
     }
     const bool chosen = user_chose_transports();
@@ -80,7 +74,11 @@ Transport::Transport(const Listener& listener, std::span<const RankAddress> addr
     std::vector<Link> links =
         meet(listener, addresses, rank, pack(address_of(host_worker_), address_of(network_worker_)), config.timeout_ns);
     std::vector<std::vector<std::byte>> blobs;
-    for (Link& link : links) blobs.push_back(std::move(link.blob));
+    for (uint32_t peer = 0; peer < num_ranks_; ++peer) {
+        keys_out_[peer] = links[peer].key_out;
+        keys_in_[peer] = links[peer].key_in;
+        blobs.push_back(std::move(links[peer].blob));
+    }
     links_.emplace(std::move(links), receiver);
     for (uint32_t peer = 0; peer < num_ranks_; ++peer) {
         if (peer == rank) continue;
@@ -109,9 +107,10 @@ uint64_t Transport::good_payload(uint32_t peer) const {
 }
 
 ucs_status_t Transport::send(uint32_t peer, FrameHeader& header, Send& send) {
-    header.key = keys_out_[peer];
+    UcxWorker* worker = workers_[peer];
+    header.key = worker != nullptr ? keys_out_[peer] : 0;  // on a link anyone on its way could read it
     header.source = rank_;
-    if (UcxWorker* worker = workers_[peer]) return worker->send(peer, send);
+    if (worker != nullptr) return worker->send(peer, send);
     if (peer != rank_) return links_->send(peer, send);
     local_.push_back({&header, &send});
     return UCS_INPROGRESS;
@@ -186,6 +185,12 @@ bool Transport::flush_links(uint64_t timeout_ns) {
 void Transport::on_frame(std::span<const std::byte> header, Payload& payload) {
     FrameHeader parsed;
     const char* wrong = parse_frame(header, payload.bytes(), limits_, parsed);
+    if (const uint32_t peer = links_->receives_from(); peer != kNoRank) {
+        if (wrong == nullptr && parsed.source != peer) wrong = "it says that another rank sent it";
+        if (wrong == nullptr) return sink_.on_frame(parsed, payload);
+        errors_.push_back({peer, {false, fmt::format("it sent a malformed frame: {}", wrong)}});
+        return;
+    }
     // With a wrong key nothing in the frame is trusted, not even its source.
     const bool has_header = header.size() == sizeof(FrameHeader) && parsed.source < num_ranks_;
     if (!has_header || parsed.key != keys_in_[parsed.source]) {

@@ -84,7 +84,7 @@ class Transport final : private FrameReceiver {
     uint32_t num_ranks_;
     FrameLimits limits_;
     FrameSink& sink_;
-    std::vector<uint64_t> keys_out_;
+    std::vector<uint64_t> keys_out_;  // of frames that UCX carries
     std::vector<uint64_t> keys_in_;
     std::vector<UcxWorker*> workers_;  // per peer; null: frames go over its link
     std::vector<bool> is_there_;

@@ -296,6 +296,19 @@ TEST(BadPeersFrames, NumbersCountOnce) {
         {"rank 1 sent frame", "outside the receive window"});
 }
 
+// A link tells who sends, so a frame in the name of another rank is its owner's fault.
+TEST(BadPeersFrames, OtherRanksNamesAreRefused) {
+    if (std::getenv("CROSSDOCK_TEST_HOSTS") == nullptr) GTEST_SKIP() << "links carry no frames";
+    run_rogue(
+        [](RogueRank& rogue) {
+            FrameHeader header = put_header();
+            header.source = 0;
+            header.length = 8;
+            rogue.send(header, std::vector<std::byte>(8), false);
+        },
+        {"rank 1", "it says that another rank sent it"});
+}
+
 // Other processes may write into a UCX worker. Frames with a wrong key are ignored, whatever they contain.
 TEST(BadPeersFrames, FramesWithAWrongKeyAreIgnored) {
     if (std::getenv("CROSSDOCK_TEST_HOSTS") != nullptr) GTEST_SKIP() << "nobody else can write to a link";

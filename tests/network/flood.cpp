@@ -29,7 +29,6 @@ bool Flood::await_closed(size_t count) const {
 
 void Flood::run(const Endpoint& endpoint, size_t num_connections) {
     std::vector<Socket> sockets(num_connections);
-    std::vector<bool> was_accepted(num_connections, false);
     while (!ends_) {
         std::vector<pollfd> polls;
         for (Socket& socket : sockets) {
@@ -41,11 +40,9 @@ void Flood::run(const Endpoint& endpoint, size_t num_connections) {
             if (polls[i].revents == 0) continue;
             char byte;
             const ssize_t got = recv(sockets[i].fd(), &byte, 1, MSG_DONTWAIT);
-            if (got > 0) was_accepted[i] = true;  // the challenge, which stays without an answer
             if (got > 0 || (got < 0 && errno == EAGAIN)) continue;
             sockets[i].close();
-            if (was_accepted[i]) ++num_closed_;
-            was_accepted[i] = false;
+            if (got == 0) ++num_closed_;  // one that waits to be accepted would be reset
         }
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The small parts: lanes, staging rings, hashes.
+// The small parts: lanes and staging rings.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,21 +8,10 @@
 #include <vector>
 
 #include "network/lane.h"
-#include "network/secret.h"
 #include "network/staging.h"
 
 namespace crossdock::network {
 namespace {
-
-// The reference vector of SipHash-2-4's authors: key 00 01 .. 0f, message 00 01 .. 0e.
-TEST(Secret, HashesAsPublished) {
-    const Secret secret = {0x0706050403020100, 0x0f0e0d0c0b0a0908};
-    std::byte message[15];
-    for (int i = 0; i < 15; ++i) message[i] = static_cast<std::byte>(i);
-    EXPECT_EQ(keyed_hash(secret, message), 0xa129ca6149be45e5);
-}
-
-TEST(Secret, IsDifferentEachTime) { EXPECT_NE(random_secret(), random_secret()); }
 
 // Frames land in any order; a range has landed when each of its frames has; none lands twice.
 TEST(Lane, KnowsWhatHasLanded) {

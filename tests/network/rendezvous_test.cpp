@@ -193,22 +193,70 @@ TEST(Rendezvous, OnlyRankZeroRefuses) {
             pollfd caller{rogue.fd(), POLLIN, 0};
             ASSERT_EQ(poll(&caller, 1, 20'000), 1);
             const Socket socket(accept(rogue.fd(), nullptr, nullptr));
-            const Challenge challenge = make_challenge();
             const uint64_t deadline_ns = UINT64_MAX;
-            ASSERT_TRUE(send_all(socket, std::as_bytes(std::span(&challenge, 1)), deadline_ns));
-            Hello hello;
-            ASSERT_TRUE(receive_all(socket, std::as_writable_bytes(std::span(&hello, 1)), deadline_ns));
+            Opening opening;
+            ASSERT_TRUE(receive_all(socket, std::as_writable_bytes(std::span(&opening, 1)), deadline_ns));
+            Opening answer = {visit == 0 ? kOtherSecretMagic : kRendezvousMagic, {}};
+            if (visit == 2) answer.message = opening.message;
+            ASSERT_TRUE(send_all(socket, object_bytes(answer), deadline_ns));
             Reply reply = {};
-            reply.magic = kRendezvousMagic;
-            reply.code = ncclInternalError;
-            reply.proof = static_cast<uint64_t>(visit);
+            reply.verdict = Verdict::kContradicts;
             std::strcpy(reply.text, "forged");
-            ASSERT_TRUE(send_all(socket, std::as_bytes(std::span(&reply, 1)), deadline_ns));
+            send_all(socket, object_bytes(reply), deadline_ns);
         }
     }
     auto first = start(meeting(address, 0, 2));
     expect_all(first.get(), 2);
     expect_all(other.get(), 2);
+}
+
+// Ranks of another job are turned away, and join their own rank 0 when it comes.
+TEST(Rendezvous, JobsDoNotMix) {
+    const std::string address = free_address();
+    const auto of_job = [&](const char* job, uint32_t rank, uint64_t timeout_ns = 20 * kSecond) {
+        Rendezvous rendezvous = meeting(address, rank, 2, timeout_ns);
+        rendezvous.job = job;
+        return rendezvous;
+    };
+    auto first = start(of_job("B\n", 0, 3 * kSecond));
+    expect_words(start(of_job("A", 1, kSecond)).get().message,
+                 {"rank 1 timed out after 1000 ms waiting for rank 0", "process 100 of host here, is of job 'B?'",
+                  "this rank of job 'A'"});
+    auto other = start(of_job("A", 1));
+    expect_words(first.get().message, {"for ranks 1", "that came were of other jobs than 'B?'"});
+    auto own_first = start(of_job("A", 0));
+    expect_all(own_first.get(), 2);
+    expect_all(other.get(), 2);
+}
+
+// A port in use: by whom is part of the message.
+TEST(Rendezvous, NamesTheProcessThatUsesTheAddress) {
+    const std::string address = free_address();
+    const Socket taken = listen_at(address);
+    char name[17] = {};
+    prctl(PR_GET_NAME, name);
+    expect_words(start(meeting(address, 0, 2)).get().message,
+                 {"cannot listen at 127.0.0.1:", "Address already in use",
+                  fmt::format("process {} (", getpid()).c_str(), ") listens there"});
+}
+
+// Whoever starts first, the rank that never starts is named, by rank 0 and by those that it has met.
+TEST(Rendezvous, TheRankThatNeverStartsIsNamed) {
+    for (const bool rank_0_is_last : {false, true}) {
+        const std::string address = free_address();
+        std::future<Outcome> first;
+        if (!rank_0_is_last) first = start(meeting(address, 0, 4, 4 * kSecond));
+        std::vector<std::future<Outcome>> others;
+        for (const uint32_t rank : {1u, 3u}) others.push_back(start(meeting(address, rank, 4, 3 * kSecond)));
+        if (rank_0_is_last) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(500));
+            first = start(meeting(address, 0, 4, 4 * kSecond));
+        }
+        for (auto& other : others) {
+            expect_words(other.get().message, {"timed out after 3000 ms: rank 0 at 127.0.0.1:", "waits for ranks 2"});
+        }
+        expect_words(first.get().message, {"for ranks 2; ranks 1, 3 had come and left"});
+    }
 }
 
 // A rank that joined and ended can be replaced by another process, and the missing rank is the one that is named.

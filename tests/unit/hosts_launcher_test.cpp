@@ -105,6 +105,19 @@ TEST(HostsLauncher, TheInnermostLauncherCounts) {
     EXPECT_EQ(read(with(kTorchrun, own)).num_ranks, 1);
 }
 
+// What tells jobs of a launcher apart, or what the user says.
+TEST(HostsLauncher, JobsAreTold) {
+    EXPECT_EQ(read(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "run 7"}})).job, "torchrun-run 7");
+    EXPECT_EQ(read(with(kMpirun, {{"PMIX_NAMESPACE", "prterun-5"}})).job, "mpirun-prterun-5");
+    const std::string step_1 = read(with(kSrun, {{"SLURM_STEP_ID", "1"}})).job;
+    EXPECT_EQ(step_1.find("srun-"), 0u);
+    EXPECT_NE(read(with(kSrun, {{"SLURM_STEP_ID", "2"}})).job, step_1);
+    EXPECT_EQ(read(kMpirun).job, "");
+    EXPECT_EQ(read(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "7"}, {"CROSSDOCK_JOB", "mine"}})).job, "mine");
+    // Of the launcher that counts.
+    EXPECT_EQ(read(with(with(kSrun, kTorchrun), {{"TORCHELASTIC_RUN_ID", "7"}})).job, "torchrun-7");
+}
+
 TEST(HostsLauncher, NamesContradictions) {
     expect_refused({}, {"no launcher", "OMPI_COMM_WORLD_RANK"});
     expect_refused({{"RANK", "0"}}, {"WORLD_SIZE is not set", "RANK"});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Builds without UCX's headers.
+// Builds without the headers of UCX or OpenSSL.
 #include "core/error.h"
 #include "fabric/hosts/communicator.h"
 
@@ -7,7 +7,8 @@ namespace crossdock::hosts {
 
 std::shared_ptr<cpu::CpuCommunicator> join_hosts(const Launch&) {
     fail(ncclInvalidUsage,
-         "this library was built without UCX's headers (Debian's libucx-dev), which ranks of several hosts need");
+         "this library was built without the headers of UCX or OpenSSL 3 (Debian's libucx-dev and libssl-dev), which "
+         "ranks of several hosts need");
 }
 
 }  // namespace crossdock::hosts

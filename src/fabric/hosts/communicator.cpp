@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/printable.h"
 #include "device/cpu/remote_memory.h"
 #include "fabric/cpu/process_communicator.h"
 #include "fabric/hosts/layout.h"
@@ -91,7 +92,6 @@ class NoteExchange final : public cpu::Exchange {
         }
         require(note.size() >= sizeof(label), ncclRemoteError, "rank {} sent a note of {} bytes", rank, note.size());
         std::memcpy(&label, note.data(), sizeof(label));
-        label.what[sizeof(label.what) - 1] = '\0';
         // A post of another collective may be shorter; the label detects it.
         const size_t bytes = std::min(chunk_bytes, note.size() - sizeof(label));
         if (bytes > 0) std::memcpy(chunk, note.data() + sizeof(label), bytes);
@@ -239,7 +239,7 @@ RankInfo own_info() {
     return info;
 }
 
-std::string name_of(const RankInfo& info) { return {info.host_name, strnlen(info.host_name, sizeof(info.host_name))}; }
+std::string name_of(const RankInfo& info) { return printable(info.host_name, sizeof(info.host_name)); }
 
 }  // namespace
 
@@ -249,7 +249,7 @@ std::shared_ptr<cpu::CpuCommunicator> join_hosts(const Launch& launch) {
     const uint64_t deadline_ns = cpu::saturating_add(cpu::steady_now_ns(), cpu::join_timeout_ns());
     const network::JoinedRanks joined =
         network::join_ranks({launch.address, variable("CROSSDOCK_SECRET"), static_cast<uint32_t>(launch.rank),
-                             static_cast<uint32_t>(launch.num_ranks), cpu::join_timeout_ns(), interfaces},
+                             static_cast<uint32_t>(launch.num_ranks), cpu::join_timeout_ns(), interfaces, launch.job},
                             own_info());
     std::vector<uint64_t> hosts;
     std::vector<std::string> names;

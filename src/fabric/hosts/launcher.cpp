@@ -20,16 +20,17 @@ struct Launcher {
     const char* num_ranks;
     const char* local_rank;
     const char* num_local_ranks;  // srun has none
+    const char* job;              // what names the job; may be empty
 };
 
 // Innermost first: torchrun and mpirun may have been started by srun.
 constexpr Launcher kLaunchers[] = {
-    {"CROSSDOCK", "CROSSDOCK_RANK", "CROSSDOCK_NUM_RANKS", "CROSSDOCK_LOCAL_RANK", "CROSSDOCK_NUM_LOCAL_RANKS"},
-    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"CROSSDOCK", "CROSSDOCK_RANK", "CROSSDOCK_NUM_RANKS", "CROSSDOCK_LOCAL_RANK", "CROSSDOCK_NUM_LOCAL_RANKS", ""},
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"},
     {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE"},
-    {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
-    {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""},
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"},
+    {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""},
+    {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_JOB_ID"},
 };
 
 constexpr int kMostRanks = 4096;
@@ -127,7 +128,22 @@ std::string address_of(const Variables& variables, const Launcher& launcher, con
          launcher.rank, launch.rank, launcher.name, launch.rank, launch.num_ranks);
 }
 
+// Jobs of one launcher that differ in this must not mix.
+std::string job_of(const Variables& variables, const Launcher& launcher) {
+    const std::string given = given_job(variables);
+    const char* id = text_of(variables, launcher.job);
+    if (!given.empty() || id == nullptr) return given;
+    const bool is_slurm = std::string_view(launcher.name) == "srun";
+    const char* step = is_slurm ? text_of(variables, "SLURM_STEP_ID") : nullptr;
+    return fmt::format("{}-{}{}{}", launcher.name, id, step == nullptr ? "" : ".", step == nullptr ? "" : step);
+}
+
 }  // namespace
+
+std::string given_job(const Variables& variables) {
+    const char* given = text_of(variables, "CROSSDOCK_JOB");
+    return given == nullptr ? "" : given;
+}
 
 Launch read_launch(const Variables& variables) {
     for (const Launcher& launcher : kLaunchers) {
@@ -150,6 +166,7 @@ Launch read_launch(const Variables& variables) {
                     launcher.num_local_ranks, *local);
         }
         launch.address = address_of(variables, launcher, launch);
+        launch.job = job_of(variables, launcher);
         return launch;
     }
     fail(ncclInvalidUsage,
