@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,8 +30,8 @@
 #include "crossdock/device/entry.hpp"
 #include "fabric/communicator.h"
 #include "fabric/cpu/mailbox.h"
-#include "fabric/cpu/memory_file.h"
 #include "fabric/cpu/peer_process.h"
+#include "runtime/cpu/memory_file.h"
 #include "runtime/cpu/sanitizer.h"
 
 namespace crossdock::cpu {
@@ -271,6 +272,60 @@ TEST(MemoryFile, ALimitOfFilesIsAnError) {
         _exit(is_told && crossdockMemAlloc(&memory, 4096) == ncclSuccess ? 0 : 1);
     }
     EXPECT_TRUE(succeeds(child));
+}
+
+// Nobody can make a file smaller that others have mapped, which would kill them, or larger.
+TEST(MemoryFile, ItsSizeStaysAndItIsPrivate) {
+    const mode_t before = umask(0);
+    const FileDescriptor file = make_memory_file(8192);
+    umask(before);
+    const Mapping mapping(file.get(), 8192);
+    const FileDescriptor opened = open_of_process(getpid(), file.get());
+    for (const int fd : {file.get(), opened.get()}) {
+        for (const off_t size : {0, 4096, 16384}) {
+            EXPECT_EQ(ftruncate(fd, size), -1) << size;
+            EXPECT_EQ(errno, EPERM);
+        }
+        struct stat status = {};
+        ASSERT_EQ(fstat(fd, &status), 0);
+        EXPECT_EQ(status.st_size, 8192);
+        EXPECT_EQ(status.st_mode & 07777, 0600u);
+    }
+    mapping.data()[8191] = std::byte{1};
+    EXPECT_ANY_THROW(Mapping(file.get(), 8193)) << "beyond its end";
+}
+
+// Nothing else is opened for a number that a peer says: a pipe would block, a file that shrinks would kill.
+TEST(MemoryFile, OtherDescriptorsAreRefused) {
+    int ends[2];
+    ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    const FileDescriptor shrinkable(memfd_create("crossdock", MFD_CLOEXEC));
+    for (const int other : {ends[0], ends[1], shrinkable.get(), 0, -1, 1 << 30})
+        EXPECT_ANY_THROW(open_of_process(getpid(), other)) << other;
+    close(ends[0]);
+    close(ends[1]);
+}
+
+// The memory of a communicator and of its windows.
+TEST(Processes, APeerCannotTakeMemoryAway) {
+    run_processes(2, [](const ncclUniqueId& id, int rank) {
+        ncclComm_t comm = nullptr;
+        if (crossdockCommInitRank(&comm, 2, id, rank) != ncclSuccess) return false;
+        const auto communicator = communicator_of(comm);
+        const auto memory = communicator->allocate_symmetric(100'000, 10 * kSecond);
+        int num_files = 0;
+        for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+            std::error_code failed;
+            const std::string target = std::filesystem::read_symlink(entry.path(), failed);
+            if (target.find("memfd:crossdock") == std::string::npos) continue;
+            ++num_files;
+            if (ftruncate(std::atoi(entry.path().filename().c_str()), 0) == 0) return false;
+        }
+        communicator->barrier("shrunk", 10 * kSecond);
+        *memory->peers.at(1 - rank, 99'999) = std::byte{1};
+        communicator->barrier("written", 10 * kSecond);
+        return num_files > 0 && memory->local[99'999] == std::byte{1};
+    });
 }
 
 // A rank whose process is killed while it joins can be joined by another process.

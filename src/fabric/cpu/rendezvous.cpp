@@ -15,10 +15,10 @@
 #include "core/interrupt.h"
 #include "core/process.h"
 #include "fabric/cpu/cpu_communicator.h"
-#include "fabric/cpu/memory_file.h"
 #include "fabric/cpu/peer_process.h"
 #include "runtime/cpu/idle_backoff.h"
 #include "runtime/cpu/local_executor.h"
+#include "runtime/cpu/memory_file.h"
 
 namespace crossdock::cpu {
 namespace {

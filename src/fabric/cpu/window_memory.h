@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "fabric/cpu/memory_file.h"
+#include "runtime/cpu/memory_file.h"
 
 namespace crossdock::cpu {
 

@@ -30,7 +30,9 @@ class FileDescriptor {
 class Mapping {
   public:
     Mapping() = default;
-    Mapping(int fd, size_t bytes);  // of the file's first bytes; throws ncclSystemError
+    // Of the file's bytes from `offset` on, a multiple of the page size. Throws ncclSystemError, also if they are not
+    // all in the file: to touch those beyond its end would kill the process.
+    Mapping(int fd, size_t bytes, size_t offset = 0);
     ~Mapping();
     Mapping(Mapping&& other) noexcept
         : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
@@ -47,10 +49,12 @@ class Mapping {
     size_t bytes_ = 0;
 };
 
-// A file of zeros, freed with its last descriptor and mapping. Throws ncclSystemError.
+// A file of zeros for this user only, freed with its last descriptor and mapping. Its size cannot change any more.
+// Throws ncclSystemError.
 FileDescriptor make_memory_file(size_t bytes);
 
-// Opens descriptor fd of process pid in this process. Throws ncclSystemError that says why it failed.
+// Opens the memory file that process pid has as descriptor fd. Throws ncclSystemError that says why it failed, also if
+// the descriptor is not a file of make_memory_file; then nothing is opened.
 FileDescriptor open_of_process(int64_t pid, int fd);
 
 }  // namespace crossdock::cpu
