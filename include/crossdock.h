@@ -72,8 +72,13 @@ ncclResult_t crossdockCommInitAll(ncclComm_t* comms, int num_ranks);
 
 /* Ranks as processes of one host. One process makes the id and hands it to the others by any means (as with
  * ncclGetUniqueId); it must live until all have joined. Nothing is left behind in the file system, however the
- * processes end. */
+ * processes end. The id takes a file descriptor until this process has joined, or, if it joins not itself, until it
+ * calls crossdockReleaseUniqueId or makes another id after all have joined. */
 ncclResult_t crossdockGetUniqueId(ncclUniqueId* id);
+
+/* Frees what this process keeps for an id that it has made: ranks that have not joined cannot do so any more. Local;
+ * does nothing if it keeps nothing. InvalidArgument: an id that was not made by crossdockGetUniqueId. */
+ncclResult_t crossdockReleaseUniqueId(ncclUniqueId id);
 
 /* Joins the communicator of the id as rank. Collective and blocking: returns when all num_ranks processes have joined,
  * with RemoteError and the missing ranks' numbers after CROSSDOCK_JOIN_TIMEOUT_MS (60000). InvalidArgument: rank not in

@@ -14,6 +14,30 @@
 namespace crossdock {
 inline namespace cxx {
 
+// Owns an id for ranks that are processes; move-only. For a process that starts ranks and is none itself: it keeps the
+// id until all have joined.
+class UniqueId {
+  public:
+    UniqueId() { check(crossdockGetUniqueId(&id_)); }
+    UniqueId(UniqueId&& other) noexcept : id_(other.id_), is_owner_(other.is_owner_) { other.is_owner_ = false; }
+    UniqueId& operator=(UniqueId&& other) noexcept {
+        std::swap(id_, other.id_);
+        std::swap(is_owner_, other.is_owner_);
+        return *this;
+    }
+    ~UniqueId() {
+        if (is_owner_) {
+            crossdockReleaseUniqueId(id_);
+        }
+    }
+
+    const ncclUniqueId& get() const { return id_; }
+
+  private:
+    ncclUniqueId id_;
+    bool is_owner_ = true;
+};
+
 // Owns a CPU communicator; move-only. Its groups and windows must be gone before it is.
 class Communicator {
   public:
@@ -28,7 +52,7 @@ class Communicator {
         return communicators;
     }
 
-    // One process makes the id and hands it to the others.
+    // One process makes the id and hands it to the others. If it does not join itself, it should own a UniqueId.
     static ncclUniqueId unique_id() {
         ncclUniqueId id;
         check(crossdockGetUniqueId(&id));

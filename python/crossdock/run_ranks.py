@@ -91,6 +91,7 @@ def run_processes(num_ranks: int, program: Callable[..., Result], *arguments: An
         outcomes = [_outcome_of(rank, *ranks[rank]) for rank in range(num_ranks)]
     finally:
         _end([process for process, _ in ranks])
+        Communicator.release_unique_id(unique_id)
     _raise_cause([failure for _, failure in outcomes])
     return [result for result, _ in outcomes]
 

@@ -32,13 +32,20 @@ nb::bytes unique_id() {
     return nb::bytes(id.internal, sizeof(id.internal));
 }
 
-Communicator join(int num_ranks, int rank, const nb::bytes& id_bytes) {
+ncclUniqueId id_from(const nb::bytes& id_bytes) {
     ncclUniqueId id;
     if (id_bytes.size() != sizeof(id.internal)) {
         invalid_argument("unique_id has " + std::to_string(id_bytes.size()) + " bytes, expected " +
                          std::to_string(sizeof(id.internal)) + ": pass what Communicator.unique_id() returned");
     }
     std::memcpy(id.internal, id_bytes.data(), sizeof(id.internal));
+    return id;
+}
+
+void release_unique_id(const nb::bytes& id_bytes) { check(crossdockReleaseUniqueId(id_from(id_bytes))); }
+
+Communicator join(int num_ranks, int rank, const nb::bytes& id_bytes) {
+    const ncclUniqueId id = id_from(id_bytes);
     ncclComm_t comm = nullptr;
     {
         const ReleasedGil unlocked;
@@ -150,6 +157,9 @@ communicator; calls that wait for other ranks release the GIL.)")
         .def_static("unique_id", &unique_id,
                     "128 bytes that one process makes and hands to the others, for join. It must live until all have "
                     "joined.")
+        .def_static("release_unique_id", &release_unique_id, "unique_id"_a,
+                    "Frees what this process keeps for an id that it has made, if it does not join itself: ranks that "
+                    "have not joined cannot do so any more.")
         .def_static("join", &join, "num_ranks"_a, "rank"_a, "unique_id"_a,
                     "Joins the processes that have the same unique_id as rank of num_ranks. Collective; RemoteError "
                     "names the missing ranks after CROSSDOCK_JOIN_TIMEOUT_MS (60000).")

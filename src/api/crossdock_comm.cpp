@@ -98,6 +98,10 @@ ncclResult_t crossdockGetUniqueId(ncclUniqueId* id) {
     });
 }
 
+ncclResult_t crossdockReleaseUniqueId(ncclUniqueId id) {
+    return boundary([&] { cpu::release_unique_id(id); });
+}
+
 ncclResult_t crossdockCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, int rank) {
     return boundary([&] {
         require_not_null(comm, "comm");

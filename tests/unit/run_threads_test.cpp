@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <filesystem>
+#include <iterator>
 #include <stdexcept>
+#include <utility>
 
 #include "crossdock/communicator.hpp"
 
@@ -33,6 +36,21 @@ TEST(RunThreads, ThrowsTheFirstExceptionOfARank) {
         EXPECT_STREQ(error.what(), "1");
     }
     EXPECT_EQ(returned, 3);
+}
+
+// An id's owner keeps a descriptor for it, wherever the owner moves.
+TEST(UniqueIds, AreReleasedByTheirOwner) {
+    const auto num_descriptors = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); };
+    const auto num_before = num_descriptors();
+    {
+        UniqueId first;
+        UniqueId second;
+        EXPECT_EQ(num_descriptors(), num_before + 2);
+        const UniqueId moved = std::move(first);
+        second = UniqueId();
+        EXPECT_EQ(num_descriptors(), num_before + 2);
+    }
+    EXPECT_EQ(num_descriptors(), num_before);
 }
 
 }  // namespace

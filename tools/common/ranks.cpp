@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <optional>
 #include <thread>
 
 #include "crossdock/communicator.hpp"
@@ -103,7 +104,8 @@ class ThreadRun : public RankRun {
 
 class ProcessRun : public RankRun {
   public:
-    explicit ProcessRun(int num_ranks) : ends_(static_cast<size_t>(num_ranks)) {}
+    explicit ProcessRun(int num_ranks, std::optional<UniqueId> id = std::nullopt)
+        : id_(std::move(id)), ends_(static_cast<size_t>(num_ranks)) {}
     ~ProcessRun() override {
         give_up();
         while (!all_ended()) {
@@ -176,6 +178,7 @@ class ProcessRun : public RankRun {
     }
 
   private:
+    std::optional<UniqueId> id_;  // if the ranks join with one
     SharedArray<RankEnd> ends_;
     std::vector<pid_t> pids_;
     std::vector<int> statuses_;
@@ -233,8 +236,9 @@ std::unique_ptr<RankRun> start_threads(int num_ranks, RankProgram program) {
 }
 
 std::unique_ptr<RankRun> start_processes(int num_ranks, RankProgram program) {
-    const ncclUniqueId id = Communicator::unique_id();
-    auto run = std::make_unique<ProcessRun>(num_ranks);
+    UniqueId owner;
+    const ncclUniqueId id = owner.get();
+    auto run = std::make_unique<ProcessRun>(num_ranks, std::move(owner));
     for (int rank = 0; rank < num_ranks; ++rank) {
         run->start(rank, [&] {
             const Communicator communicator = Communicator::join(id, num_ranks, rank);

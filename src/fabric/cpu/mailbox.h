@@ -46,6 +46,7 @@ class ControlSegment {
     }
 
     static constexpr int kNonceOffset = 0;
+    static constexpr int kIsCompleteOffset = 24;
     std::atomic<uint64_t> nonce;        // that of the id; between processes only
     std::atomic<uint64_t> num_ranks;    // 0 until the first rank joins
     std::atomic<uint64_t> join_lock;    // to_word() of the process that holds it; 0: none
@@ -93,5 +94,7 @@ class MailboxExchange final : public Exchange {
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "mailboxes are shared between processes");
 static_assert(sizeof(ControlSegment) == 64 && std::is_standard_layout_v<ControlSegment>);
+static_assert(offsetof(ControlSegment, nonce) == ControlSegment::kNonceOffset &&
+              offsetof(ControlSegment, is_complete) == ControlSegment::kIsCompleteOffset);
 
 }  // namespace crossdock::cpu

@@ -45,6 +45,24 @@ OpenSegments& open_segments() {
 }
 const MadeAtLoad open_segments_made_at_load(open_segments);
 
+IdContents contents_of(const ncclUniqueId& id) {
+    IdContents contents;
+    std::memcpy(&contents, &id, sizeof(contents));
+    require(std::memcmp(contents.magic, kMagic, sizeof(kMagic)) == 0, ncclInvalidArgument,
+            "the id was not made by crossdockGetUniqueId");
+    return contents;
+}
+
+// Requires the mutex of open_segments(). A launcher that joins none of its jobs may not say when one has started.
+void close_complete_segments() {
+    std::erase_if(open_segments().by_nonce, [](const auto& each) {
+        uint64_t is_complete = 0;
+        return pread(each.second.get(), &is_complete, sizeof(is_complete), ControlSegment::kIsCompleteOffset) ==
+                   sizeof(is_complete) &&
+               is_complete == 1;
+    });
+}
+
 Mapping map_segment(const IdContents& contents, int num_ranks) {
     const FileDescriptor file = open_of_process(contents.process, static_cast<int>(contents.fd));
     // Descriptor numbers are reused: the nonce tells whether this one is still the id's.
@@ -156,6 +174,10 @@ ncclUniqueId make_unique_id() {
     IdContents contents{};
     std::memcpy(contents.magic, kMagic, sizeof(kMagic));
     contents.process = getpid();
+    {
+        const std::lock_guard lock(open_segments().mutex);
+        close_complete_segments();
+    }
     require(getrandom(&contents.nonce, sizeof(contents.nonce), 0) == sizeof(contents.nonce), ncclSystemError,
             "cannot read random bytes for the unique id: {}", std::strerror(errno));
     // Sparse: pages are allocated when a rank touches its part.
@@ -171,11 +193,14 @@ ncclUniqueId make_unique_id() {
     return id;
 }
 
+void release_unique_id(const ncclUniqueId& id) {
+    const IdContents contents = contents_of(id);
+    const std::lock_guard lock(open_segments().mutex);
+    open_segments().by_nonce.erase(contents.nonce);
+}
+
 std::shared_ptr<ControlSegment> join_control_segment(const ncclUniqueId& id, int num_ranks, int rank) {
-    IdContents contents;
-    std::memcpy(&contents, &id, sizeof(contents));
-    require(std::memcmp(contents.magic, kMagic, sizeof(kMagic)) == 0, ncclInvalidArgument,
-            "the id was not made by crossdockGetUniqueId");
+    const IdContents contents = contents_of(id);
     auto mapping = std::make_shared<Mapping>(map_segment(contents, num_ranks));
     std::shared_ptr<ControlSegment> control(mapping, reinterpret_cast<ControlSegment*>(mapping->data()));
     const uint64_t timeout_ns = join_timeout_ns();

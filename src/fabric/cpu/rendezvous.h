@@ -10,8 +10,13 @@
 
 namespace crossdock::cpu {
 
-// Creates the control segment, which stays open until this process has joined, or ends.
+// Creates the control segment, which stays open until this process has joined or releases the id, or ends. Closes those
+// of earlier ids whose ranks have all joined.
 ncclUniqueId make_unique_id();
+
+// Closes the control segment if this process has it open. Throws ncclInvalidArgument if make_unique_id() cannot have
+// made the id.
+void release_unique_id(const ncclUniqueId& id);
 
 // Claims the rank for this process, and waits until live processes have claimed all ranks. Until then, another process
 // may take the rank of one that ended or timed out. Throws as crossdockCommInitRank says.
