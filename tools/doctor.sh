@@ -46,9 +46,9 @@ echo
 echo "Several hosts, and the network plugin"
 ucx_library=${CROSSDOCK_UCX_LIBRARY:-$(ldconfig -p 2>/dev/null | sed -nE 's|.*=> (.*/libucp\.so\.0)$|\1|p' | head -n 1)}
 if [ -f "$ucx_library" ]; then
-    line libucp "$ucx_library" "ok: CPU ranks of several hosts reach each other (docs/deployment.md)"
+    line libucp "$ucx_library" "ok: hosts with InfiniBand reach each other over RDMA (docs/deployment.md)"
 else
-    line libucp "not found" "ranks of several hosts are refused with a message: install libucx0"
+    line libucp "not found" "hosts reach each other over TCP only; for RDMA: install libucx0"
 fi
 crypto_library=${CROSSDOCK_CRYPTO_LIBRARY:-$(ldconfig -p 2>/dev/null | sed -nE 's|.*=> (.*/libcrypto\.so\.3)$|\1|p' | head -n 1)}
 if [ -f "$crypto_library" ]; then

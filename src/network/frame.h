@@ -28,7 +28,7 @@ inline constexpr uint64_t kMaxNoteBytes = uint64_t{64} << 10;
 inline constexpr uint64_t kSignalBytes = 8;
 
 struct FrameHeader {
-    uint64_t key;     // through UCX: secret of this source and target. On a link: 0, the link tells who sends
+    uint64_t key;     // secret of this source and target. On a link: 0, the link tells who sends
     uint32_t source;  // rank
     FrameKind kind;
     uint8_t flags;

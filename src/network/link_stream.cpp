@@ -2,51 +2,14 @@
 #include "network/link_stream.h"
 
 #include <sys/socket.h>
-#include <sys/uio.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <cstring>
-#include <utility>
 
 namespace crossdock::network {
-namespace {
 
-// Records per system call.
-constexpr size_t kMaxRecords = 16;
-// A receive() call returns after about this many bytes, so that no link starves the others.
-constexpr size_t kBytesPerTurn = size_t{1} << 20;
-// Bytes of the next record that are read along with a frame's payload: its head, and little that must be copied.
-constexpr size_t kBytesReadAhead = 2048;
-
-// Why the other end is gone, given the result of recv() that is not a number of bytes.
-const char* reason_of_end(ptrdiff_t got) {
-    if (got == 0) return "its process ended";
-    // A process that ends with unread data resets the connection.
-    return errno == ECONNRESET ? "its process ended, or its connection was reset" : std::strerror(errno);
-}
-
-}  // namespace
-
-// Sends the unsent parts of `records`. Returns the result of sendmsg().
-ptrdiff_t LinkStream::write_some(const Outgoing* records, size_t count) {
-    iovec parts[3 * kMaxRecords];
-    size_t num_parts = 0;
-    for (size_t i = 0; i < count; ++i) {
-        size_t skipped = records[i].sent;
-        const auto add = [&](const void* data, size_t bytes) {
-            const size_t skip = std::min(skipped, bytes);
-            skipped -= skip;
-            if (bytes > skip)
-                parts[num_parts++] = {const_cast<std::byte*>(static_cast<const std::byte*>(data)) + skip, bytes - skip};
-        };
-        add(&records[i].head, sizeof(RecordHead));
-        if (records[i].send == nullptr) continue;
-        add(records[i].send->header.data(), records[i].send->header.size());
-        add(records[i].send->bytes.data(), records[i].send->bytes.size());
-    }
+ptrdiff_t LinkStream::write(const iovec* parts, size_t num_parts) {
     msghdr message = {};
-    message.msg_iov = parts;
+    message.msg_iov = const_cast<iovec*>(parts);
     message.msg_iovlen = num_parts;
     ptrdiff_t sent = 0;
     do {
@@ -55,211 +18,27 @@ ptrdiff_t LinkStream::write_some(const Outgoing* records, size_t count) {
     return sent;
 }
 
-ucs_status_t LinkStream::send(Send& send) {
-    if (!socket_.is_open() || is_broken_) return UCS_ERR_CANCELED;
-    Outgoing record = {{kFrame, static_cast<uint32_t>(send.bytes.size())}, &send, 0};
-    if (queue_.empty()) {
-        const ptrdiff_t sent = write_some(&record, 1);
-        if (sent < 0 && errno != EAGAIN) {
-            is_broken_ = true;
-            return UCS_ERR_CONNECTION_RESET;
-        }
-        record.sent = sent < 0 ? 0 : static_cast<size_t>(sent);
-        if (record.sent == record.bytes()) return UCS_OK;
-    }
-    queue_.push_back(record);
-    return UCS_INPROGRESS;
-}
-
-void LinkStream::flush() {
-    // A callback may send more, which is then queued at the end.
-    if (is_flushing_) return;
-    is_flushing_ = true;
-    while (!queue_.empty()) {
-        Outgoing records[kMaxRecords];
-        const size_t count = std::min(queue_.size(), kMaxRecords);
-        std::copy_n(queue_.begin(), count, records);
-        const ptrdiff_t sent = write_some(records, count);
-        if (sent < 0) {
-            if (errno != EAGAIN) fail_sends(UCS_ERR_CONNECTION_RESET);
-            break;
-        }
-        size_t left = static_cast<size_t>(sent);
-        while (left > 0) {
-            Outgoing& first = queue_.front();
-            const size_t part = std::min(left, first.bytes() - first.sent);
-            first.sent += part;
-            left -= part;
-            if (first.sent < first.bytes()) break;
-            Send* send = first.send;
-            queue_.pop_front();
-            if (send != nullptr) send->done(*send, UCS_OK);
-        }
-    }
-    is_flushing_ = false;
-}
-
-void LinkStream::fail_sends(ucs_status_t status) {
-    is_broken_ = true;
-    for (const Outgoing& record : std::exchange(queue_, {})) {
-        if (record.send != nullptr) record.send->done(*record.send, status);
-    }
-}
-
-bool LinkStream::receive(FrameReceiver& receiver, std::unique_ptr<LinkEnd>& link_end) {
-    if (!socket_.is_open() || incoming_ == Incoming::kHeld) return false;
-    if (buffer_ == nullptr) buffer_ = std::make_unique<std::byte[]>(kBufferBytes);
-    size_t taken = 0;
-    while (taken < kBytesPerTurn) {
-        bool is_drained = false;
-        const ptrdiff_t got = read_some(is_drained);
-        if (got < 0 && errno == EAGAIN) break;
-        if (got <= 0) {
-            link_end.reset(new LinkEnd{false, reason_of_end(got)});
-            return true;
-        }
-        taken += static_cast<size_t>(got);
-        const bool goes_on = hand_out(receiver, link_end);
-        if (!goes_on || is_drained) break;
-    }
-    return taken > 0;
-}
-
-// Reads once: to the target of a fetch (the buffer is empty then), and to the end of the buffer. is_drained: the socket
-// had no more.
-ptrdiff_t LinkStream::read_some(bool& is_drained) {
-    std::memmove(buffer_.get(), buffer_.get() + begin_, end_ - begin_);
-    end_ -= std::exchange(begin_, 0);
-    iovec parts[2] = {{nullptr, 0}, {buffer_.get() + end_, kBufferBytes - end_}};
-    if (incoming_ == Incoming::kFetching) {
-        parts[0] = {target_, missing_};
-        parts[1].iov_len = kBytesReadAhead;
-    }
-    const bool is_fetching = incoming_ == Incoming::kFetching;
+ptrdiff_t LinkStream::read(const iovec* parts, size_t num_parts) {
     ptrdiff_t got = 0;
     do {
-        got = is_fetching ? readv(socket_.fd(), parts, 2)
-                          : recv(socket_.fd(), parts[1].iov_base, parts[1].iov_len, MSG_DONTWAIT);
+        got = num_parts == 1 ? recv(socket_.fd(), parts[0].iov_base, parts[0].iov_len, MSG_DONTWAIT)
+                             : readv(socket_.fd(), parts, static_cast<int>(num_parts));
     } while (got < 0 && errno == EINTR);
-    if (got <= 0) return got;
-    is_drained = static_cast<size_t>(got) < parts[0].iov_len + parts[1].iov_len;
-    const size_t direct = std::min(static_cast<size_t>(got), parts[0].iov_len);
-    end_ += static_cast<size_t>(got) - direct;
-    if (direct > 0) {
-        target_ += direct;
-        missing_ -= direct;
-        if (missing_ == 0) end_fetch(UCS_OK);
-    }
     return got;
 }
 
-// Moves bytes of the current frame from the buffer to the target, or discards them.
-void LinkStream::take(size_t bytes) {
-    if (incoming_ == Incoming::kFetching) {
-        std::memcpy(target_, buffer_.get() + begin_, bytes);
-        target_ += bytes;
-    }
-    begin_ += bytes;
-    missing_ -= bytes;
-    if (missing_ > 0) return;
-    if (incoming_ == Incoming::kFetching) return end_fetch(UCS_OK);
-    incoming_ = Incoming::kRecord;
-}
-
-// Returns false if the current frame is held or the other end has left.
-bool LinkStream::hand_out(FrameReceiver& receiver, std::unique_ptr<LinkEnd>& link_end) {
-    while (begin_ < end_ || incoming_ == Incoming::kRecord) {
-        if (incoming_ == Incoming::kHeld) break;
-        if (incoming_ != Incoming::kRecord) {
-            take(std::min<uint64_t>(missing_, end_ - begin_));
-            continue;
-        }
-        const size_t have = end_ - begin_;
-        const std::byte* record = buffer_.get() + begin_;
-        RecordHead head;
-        if (have < sizeof(head)) return true;
-        std::memcpy(&head, record, sizeof(head));
-        if (head.kind == kCloseNotice) {
-            link_end.reset(new LinkEnd{true, {}, head.value});
-            return false;
-        }
-        if (head.kind == kFailureReport) {
-            reported_loss_ = head.value;
-            begin_ += sizeof(head);
-            continue;
-        }
-        if (head.kind != kFrame || head.value > kMaxFramePayload) {
-            link_end.reset(new LinkEnd{false, "it sent what no rank sends"});
-            return false;
-        }
-        constexpr size_t kHeadBytes = sizeof(RecordHead) + sizeof(FrameHeader);
-        if (have < kHeadBytes) return true;
-        const std::span<const std::byte> header(record + sizeof(head), sizeof(FrameHeader));
-        const bool is_whole = have >= kHeadBytes + head.value;
-        if (!is_whole && head.value <= kWholeBytes) return true;
-        begin_ += kHeadBytes;
-        if (is_whole) {
-            Payload payload = Payload::borrowed(buffer_.get() + begin_, head.value);
-            begin_ += head.value;
-            receiver.on_frame(header, payload);
-            continue;
-        }
-        incoming_ = Incoming::kOffered;
-        missing_ = head.value;
-        // The header stays valid: the buffer is not read into before this call returns.
-        Payload payload(this, this, nullptr, head.value);
-        receiver.on_frame(header, payload);
-        if (incoming_ == Incoming::kOffered) incoming_ = Incoming::kSkipping;
-    }
-    return incoming_ != Incoming::kHeld;
-}
-
-void LinkStream::hold(void*) {
-    if (incoming_ == Incoming::kOffered) incoming_ = Incoming::kHeld;
-}
-
-void LinkStream::let_go(void*) {
-    if (incoming_ == Incoming::kHeld) incoming_ = Incoming::kSkipping;
-}
-
-void LinkStream::fetch(void*, std::byte* target, uint64_t, Done done, void* argument) {
-    if (!socket_.is_open()) return done(argument, UCS_ERR_CANCELED);
-    target_ = target;
-    fetched_ = done;
-    argument_ = argument;
-    incoming_ = Incoming::kFetching;
-    if (begin_ < end_) take(std::min<uint64_t>(missing_, end_ - begin_));
-}
-
-void LinkStream::end_fetch(ucs_status_t status) {
-    incoming_ = Incoming::kRecord;
-    std::exchange(fetched_, nullptr)(argument_, status);
-}
-
-void LinkStream::send_word(uint32_t kind, uint32_t value) {
-    if (!socket_.is_open() || is_broken_) return;
-    const bool is_begun = !queue_.empty() && queue_.front().sent > 0;
-    queue_.insert(queue_.begin() + (is_begun ? 1 : 0), Outgoing{{kind, value}, nullptr, 0});
-    flush();
-}
-
 void LinkStream::end_sending() {
-    if (socket_.is_open()) shutdown(socket_.fd(), SHUT_WR);
+    if (is_open()) shutdown(socket_.fd(), SHUT_WR);
 }
 
 bool LinkStream::drain() {
     constexpr int kReads = 16;  // at a time: the other end may go on sending
     std::byte nowhere[4096];
-    for (int i = 0; socket_.is_open() && i < kReads; ++i) {
+    for (int i = 0; is_open() && i < kReads; ++i) {
         const ptrdiff_t got = recv(socket_.fd(), nowhere, sizeof(nowhere), MSG_DONTWAIT);
         if (got <= 0) return got == 0 || (errno != EAGAIN && errno != EINTR);
     }
-    return !socket_.is_open();
-}
-
-void LinkStream::cancel() {
-    if (incoming_ == Incoming::kFetching) end_fetch(UCS_ERR_CANCELED);
-    fail_sends(UCS_ERR_CANCELED);
+    return !is_open();
 }
 
 }  // namespace crossdock::network

@@ -88,7 +88,11 @@ bool PeerLinks::progress(std::vector<Departure>& departures) {
 void PeerLinks::look_at_all(std::vector<Departure>& departures) {
     epoll_event events[16];
     const int count = epoll_wait(epoll_.fd(), events, 16, 0);
-    for (int i = 0; i < count; ++i) receive(events[i].data.u32, departures);
+    for (int i = 0; i < count; ++i) {
+        const uint32_t peer = events[i].data.u32;
+        const bool is_new = std::ranges::find(carriers_, peer) == carriers_.end();
+        if (receive(peer, departures) && is_new && streams_[peer].is_open()) carriers_.push_back(peer);
+    }
 }
 
 void PeerLinks::drop(uint32_t peer) { close(peer); }

@@ -30,7 +30,8 @@ class PeerLinks {
 
     // Sends queued records, and receives from links that carry frames. True if anything was received.
     bool progress(std::vector<Departure>& departures);
-    // Receives from all links. Call it rarely: it makes a system call for links that are mostly idle.
+    // Receives from all links. Call it rarely: it makes a system call for links that are mostly idle. A peer that sends
+    // frames over its link, unexpectedly, goes on doing so: progress() receives from it, too.
     void look_at_all(std::vector<Departure>& departures);
 
     // The peer whose frame is being handed out; kNoRank: none.

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "runtime/cpu/clock.h"
 
 namespace crossdock::network {
@@ -16,31 +17,42 @@ constexpr int kHostPolls = 4;
 constexpr uint64_t kPartNs = 500'000'000;
 
 // Two byte strings as one.
-std::vector<std::byte> pack(const std::vector<std::byte>& host, const std::vector<std::byte>& network) {
+std::vector<std::byte> pack(const std::vector<std::byte>& host, const std::vector<std::byte>& ucx) {
     const uint64_t host_bytes = host.size();
     std::vector<std::byte> packed(sizeof(host_bytes));
     std::memcpy(packed.data(), &host_bytes, sizeof(host_bytes));
     packed.insert(packed.end(), host.begin(), host.end());
-    packed.insert(packed.end(), network.begin(), network.end());
+    packed.insert(packed.end(), ucx.begin(), ucx.end());
     return packed;
 }
 
-struct Addresses {
-    std::span<const std::byte> host, network;
+// What a rank offers its peers: an inbox for those of its host, and UCX's address.
+struct Offers {
+    std::span<const std::byte> host, ucx;
 };
 
-Addresses unpack(std::span<const std::byte> packed, uint32_t peer) {
+Offers unpack(std::span<const std::byte> packed, uint32_t peer) {
     uint64_t host_bytes = 0;
-    require(packed.size() >= sizeof(host_bytes), ncclRemoteError, "rank {} sent no address of its worker", peer);
+    require(packed.size() >= sizeof(host_bytes), ncclRemoteError, "rank {} did not say how to reach it", peer);
     std::memcpy(&host_bytes, packed.data(), sizeof(host_bytes));
     packed = packed.subspan(sizeof(host_bytes));
-    require(host_bytes <= packed.size(), ncclRemoteError, "rank {} sent a broken address of its worker", peer);
+    require(host_bytes <= packed.size(), ncclRemoteError,
+            "rank {} said in {} bytes how to reach it, of which {} were for this host", peer, packed.size(),
+            host_bytes);
     return {packed.first(host_bytes), packed.subspan(host_bytes)};
 }
 
-bool user_chose_transports() {
-    const char* value = std::getenv("UCX_TLS");
-    return value != nullptr && *value != '\0' && std::strcmp(value, "all") != 0;
+// What frames can do without: if it cannot be had, they go over links.
+template <class Make>
+auto unless_impossible(const char* what, Make make) -> decltype(make()) {
+    try {
+        return make();
+    } catch (const Error& error) {
+        // A library that the user names must load.
+        if (error.code() == ncclInvalidUsage) throw;
+        warn(fmt::format("{}, so sockets carry frames: {}", what, error.what()));
+        return nullptr;
+    }
 }
 
 }  // namespace
@@ -53,26 +65,31 @@ Transport::Transport(const Listener& listener, std::span<const RankAddress> addr
       sink_(sink),
       keys_out_(num_ranks_),
       keys_in_(num_ranks_),
-      workers_(num_ranks_),
+      carriers_(num_ranks_, Carrier::kLink),
       is_there_(num_ranks_, true) {
-    bool has_local_peers = false;
-    bool has_remote_peers = false;
+    std::vector<bool> on_host;
     for (uint32_t peer = 0; peer < num_ranks_; ++peer) {
-        if (peer != rank) (addresses[peer].host == addresses[rank].host ? has_local_peers : has_remote_peers) = true;
+        on_host.push_back(addresses[peer].host == addresses[rank].host);
     }
-    const bool chosen = user_chose_transports();
+    const auto ranks_on_host = std::ranges::count(on_host, true);
     FrameReceiver& receiver = *this;
-    const auto worker = [&](Reach reach) {
-        return can_reach(reach) ? std::make_unique<UcxWorker>(reach, receiver, num_ranks_) : nullptr;
-    };
-    if (has_local_peers && !chosen) host_worker_ = worker(Reach::kHost);
-    if (has_remote_peers || chosen) network_worker_ = worker(chosen ? Reach::kChosen : Reach::kNetwork);
-
-    const auto address_of = [](const std::unique_ptr<UcxWorker>& each) {
-        return each != nullptr ? each->address() : std::vector<std::byte>();
-    };
-    std::vector<Link> links =
-        meet(listener, addresses, rank, pack(address_of(host_worker_), address_of(network_worker_)), config.timeout_ns);
+    if (ranks_on_host > 1) {
+        host_streams_ = unless_impossible("this process cannot share memory for frames with the ranks of its host",
+                                          [&] { return std::make_unique<HostStreams>(on_host, rank, receiver); });
+    }
+    std::vector<std::byte> ucx_address;
+    if (ranks_on_host < num_ranks_) {
+        ucx_worker_ = unless_impossible("UCX cannot be used", [&]() -> std::unique_ptr<UcxWorker> {
+            auto context = UcxContext::shared();
+            if (context == nullptr) return nullptr;
+            auto worker = std::make_unique<UcxWorker>(std::move(context), receiver, num_ranks_);
+            ucx_address = worker->address();
+            return worker;
+        });
+    }
+    const std::vector<std::byte> blob =
+        pack(host_streams_ ? host_streams_->offer() : std::vector<std::byte>(), ucx_address);
+    std::vector<Link> links = meet(listener, addresses, rank, blob, config.timeout_ns);
     std::vector<std::vector<std::byte>> blobs;
     for (uint32_t peer = 0; peer < num_ranks_; ++peer) {
         keys_out_[peer] = links[peer].key_out;
@@ -82,38 +99,39 @@ Transport::Transport(const Listener& listener, std::span<const RankAddress> addr
     links_.emplace(std::move(links), receiver);
     for (uint32_t peer = 0; peer < num_ranks_; ++peer) {
         if (peer == rank) continue;
-        workers_[peer] = connect(peer, blobs[peer], addresses[peer].host == addresses[rank].host);
-        if (workers_[peer] == nullptr) links_->carry_frames(peer);
+        carriers_[peer] = connect(peer, blobs[peer]);
+        // The peer may choose otherwise; all ways are received.
+        if (carriers_[peer] == Carrier::kLink) links_->carry_frames(peer);
     }
 }
 
-// Returns null if frames to that peer go over its link. The peer may choose otherwise; both ways are received.
-UcxWorker* Transport::connect(uint32_t peer, std::span<const std::byte> packed_address, bool is_same_host) {
-    const Addresses address = unpack(packed_address, peer);
-    const bool is_through_host = is_same_host && host_worker_ != nullptr && !address.host.empty();
-    UcxWorker* worker = is_through_host ? host_worker_.get() : network_worker_.get();
-    const std::span<const std::byte> place = is_through_host ? address.host : address.network;
-    if (worker == nullptr || place.empty()) return nullptr;
-    try {
-        worker->connect(peer, place);
-    } catch (const Error&) {
-        return nullptr;  // on another RDMA network, or it has left already
-    }
-    return worker;
+Transport::Carrier Transport::connect(uint32_t peer, std::span<const std::byte> blob) {
+    const Offers offers = unpack(blob, peer);
+    if (host_streams_ && host_streams_->connect(peer, offers.host)) return Carrier::kHost;
+    if (ucx_worker_ && !offers.ucx.empty() && ucx_worker_->connect(peer, offers.ucx)) return Carrier::kUcx;
+    return Carrier::kLink;
 }
 
 uint64_t Transport::good_payload(uint32_t peer) const {
-    return peer == rank_ || workers_[peer] != nullptr ? kMaxFramePayload : kLinkPayloadBytes;
+    return peer == rank_ || carriers_[peer] == Carrier::kUcx ? kMaxFramePayload : kStreamPayloadBytes;
 }
 
 ucs_status_t Transport::send(uint32_t peer, FrameHeader& header, Send& send) {
-    UcxWorker* worker = workers_[peer];
-    header.key = worker != nullptr ? keys_out_[peer] : 0;  // on a link anyone on its way could read it
+    header.key = carriers_[peer] != Carrier::kLink ? keys_out_[peer] : 0;  // on a link anyone on its way could read it
     header.source = rank_;
-    if (worker != nullptr) return worker->send(peer, send);
-    if (peer != rank_) return links_->send(peer, send);
-    local_.push_back({&header, &send});
-    return UCS_INPROGRESS;
+    if (peer == rank_) {
+        local_.push_back({&header, &send});
+        return UCS_INPROGRESS;
+    }
+    switch (carriers_[peer]) {
+        case Carrier::kHost:
+            return host_streams_->send(peer, send);
+        case Carrier::kUcx:
+            return ucx_worker_->send(peer, send);
+        case Carrier::kLink:
+            break;
+    }
+    return links_->send(peer, send);
 }
 
 bool Transport::progress() {
@@ -128,10 +146,10 @@ bool Transport::progress() {
         happened = true;
     }
     // Polling shared memory is cheaper than another call of this function.
-    for (int look = 0; host_worker_ != nullptr && look < kHostPolls && !happened; ++look)
-        happened = host_worker_->progress();
-    if (network_worker_ != nullptr) happened |= network_worker_->progress();
     std::vector<Departure> departures;
+    for (int look = 0; host_streams_ != nullptr && look < kHostPolls && !happened; ++look)
+        happened = host_streams_->progress(departures);
+    if (ucx_worker_ != nullptr) happened |= ucx_worker_->progress();
     happened |= links_->progress(departures);
     depart_all(departures);
     if (!errors_.empty()) {
@@ -143,7 +161,8 @@ bool Transport::progress() {
 
 void Transport::drop(uint32_t peer) {
     is_there_[peer] = false;
-    if (workers_[peer] != nullptr) workers_[peer]->drop(peer);
+    if (host_streams_ != nullptr) host_streams_->drop(peer);
+    if (carriers_[peer] == Carrier::kUcx) ucx_worker_->drop(peer);
     links_->drop(peer);
 }
 
@@ -160,15 +179,20 @@ void Transport::depart_all(const std::vector<Departure>& departures) {
 void Transport::depart(const Departure& departure) {
     if (!is_there_[departure.rank]) return;  // an endpoint's error may follow a close notice
     is_there_[departure.rank] = false;
+    if (host_streams_ != nullptr) {
+        host_streams_->stop_sending(departure.rank);
+        // What it sent before comes first.
+        std::vector<Departure> more;
+        host_streams_->receive_rest(departure.rank, more);
+    }
     sink_.on_departure(departure);
 }
 
 void Transport::close(uint64_t timeout_ns, uint32_t because_of) {
     // After a loss the notice comes first: a peer whose transfer fails looks for it.
     if (because_of != kNoRank) links_->send_close_notice(because_of);
-    if (host_worker_) host_worker_->disconnect(is_there_, timeout_ns);
-    if (network_worker_) network_worker_->disconnect(is_there_, timeout_ns);
-    const bool is_flushed = flush_links(timeout_ns);
+    if (ucx_worker_) ucx_worker_->disconnect(is_there_, timeout_ns);
+    const bool is_flushed = flush(timeout_ns);
     if (because_of == kNoRank) links_->send_close_notice(because_of);
     if (is_flushed) links_->part(is_there_, std::min(timeout_ns, kPartNs));
     // Cancels frames of this rank to itself.
@@ -176,10 +200,11 @@ void Transport::close(uint64_t timeout_ns, uint32_t because_of) {
 }
 
 // Returns true if all queued records were sent in time. Receives meanwhile: peers may wait for room, too.
-bool Transport::flush_links(uint64_t timeout_ns) {
+bool Transport::flush(uint64_t timeout_ns) {
     const uint64_t end_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
-    while (!links_->is_flushed() && cpu::steady_now_ns() < end_ns) progress();
-    return links_->is_flushed();
+    const auto is_flushed = [&] { return links_->is_flushed() && (!host_streams_ || host_streams_->is_flushed()); };
+    while (!is_flushed() && cpu::steady_now_ns() < end_ns) progress();
+    return is_flushed();
 }
 
 void Transport::on_frame(std::span<const std::byte> header, Payload& payload) {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames between the ranks of a communicator. UCX carries them over shared memory within a host, and over RDMA between
-// hosts that have it; everything else goes over the authenticated links. UCX's own TCP transport is never used: it
-// writes what any unauthenticated connection sends to any address. Frames to one peer may overtake each other. One
-// thread at a time.
+// Frames between the ranks of a communicator: through memory that ranks of a host share, over RDMA with UCX between
+// hosts that have it, and over the authenticated links where neither can be had. Frames to one peer may overtake each
+// other. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +14,7 @@
 
 #include "network/frame.h"
 #include "network/handshake.h"
+#include "network/host_streams.h"
 #include "network/peer_links.h"
 #include "network/ucx.h"
 
@@ -77,24 +77,25 @@ class Transport final : private FrameReceiver {
     void on_endpoint_error(uint32_t peer, const char* reason) override;
     void depart(const Departure& departure);
     void depart_all(const std::vector<Departure>& departures);
-    UcxWorker* connect(uint32_t peer, std::span<const std::byte> packed_address, bool is_same_host);
-    bool flush_links(uint64_t timeout_ns);
+    enum class Carrier : uint8_t { kLink, kHost, kUcx };
+    Carrier connect(uint32_t peer, std::span<const std::byte> blob);
+    bool flush(uint64_t timeout_ns);
 
     uint32_t rank_;
     uint32_t num_ranks_;
     FrameLimits limits_;
     FrameSink& sink_;
-    std::vector<uint64_t> keys_out_;  // of frames that UCX carries
+    std::vector<uint64_t> keys_out_;  // of frames that UCX or memory of the host carries
     std::vector<uint64_t> keys_in_;
-    std::vector<UcxWorker*> workers_;  // per peer; null: frames go over its link
+    std::vector<Carrier> carriers_;  // of frames to each peer
     std::vector<bool> is_there_;
     std::vector<Departure> errors_;  // reported after frames have been handed out
     std::deque<LocalFrame> local_;   // of this rank to itself
     uint64_t num_refused_ = 0;
     // Last members: their destructors still call back.
     std::optional<PeerLinks> links_;
-    std::unique_ptr<UcxWorker> host_worker_;  // null: no peer
-    std::unique_ptr<UcxWorker> network_worker_;
+    std::unique_ptr<HostStreams> host_streams_;  // null: no peer, or no memory
+    std::unique_ptr<UcxWorker> ucx_worker_;      // null: no peer, or no RDMA
 };
 
 }  // namespace crossdock::network

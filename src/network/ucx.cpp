@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "network/ucx.h"
 
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "core/error.h"
 #include "core/process.h"
+#include "network/ucx_address.h"
 #include "network/ucx_library.h"
 #include "runtime/cpu/clock.h"
 
@@ -25,66 +29,26 @@ void check(ucs_status_t status, const char* call) {
     require(status == UCS_OK, ncclSystemError, "UCX's {} failed: {}", call, ucx().ucs_status_string(status));
 }
 
-// Message suffix if /dev/shm is nearly full: how much of it a UCX worker needs. Containers have 64 MiB by default.
-std::string memory_hint() {
-    constexpr uint64_t kWorkerMiB = 8;
-    struct statvfs memory = {};
-    if (statvfs("/dev/shm", &memory) != 0) return "; there is no /dev/shm, over which ranks of one host talk";
-    const uint64_t free_mib = memory.f_bavail * memory.f_frsize >> 20;
-    if (free_mib >= kWorkerMiB) return {};
-    return fmt::format(
-        "; /dev/shm has {} of {} MiB free, and each rank of a host needs {}: make it larger (in containers "
-        "--shm-size=1g, or --ipc=host)",
-        free_mib, memory.f_blocks * memory.f_frsize >> 20, kWorkerMiB);
-}
-
 // UCX warns if a named transport is missing.
 bool has_infiniband() { return access("/sys/class/infiniband", F_OK) == 0; }
 
-// UCX_TLS without its TCP transport, whose listener takes what any connection sends. Empty: no transport to another
-// process is left.
-std::string chosen_transports() {
-    const char* value = std::getenv("UCX_TLS");
-    const std::string list = value == nullptr ? "" : value;
-    if (list.starts_with('^')) return list + ",tcp";
-    std::string rest;
-    bool reaches = false;
-    for (size_t begin = 0; begin <= list.size();) {
-        const size_t end = std::min(list.find(',', begin), list.size());
-        const std::string each = list.substr(begin, end - begin);
-        begin = end + 1;
-        if (each.empty() || each == "tcp") continue;
-        reaches |= each != "self";
-        rest += (rest.empty() ? "" : ",") + each;
-    }
-    return reaches ? rest : "";
+// UCX's other transports take what strangers send (tcp), or have memory that a group may write (sysv) or anybody
+// (xpmem, knem).
+bool is_allowed(std::string_view transport) {
+    constexpr std::string_view kNames[] = {"self", "posix", "cma", "srd"};
+    constexpr std::string_view kFamilies[] = {"rc_", "ud_", "dc_", "gga_"};  // of InfiniBand, by driver
+    return std::ranges::find(kNames, transport) != std::end(kNames) ||
+           std::ranges::any_of(kFamilies, [&](std::string_view each) { return transport.starts_with(each); });
 }
 
-std::string transports_of(Reach reach) {
-    switch (reach) {
-        case Reach::kHost:
-            return "posix,sysv,cma,self";
-        case Reach::kNetwork:
-            return has_infiniband() ? "ib,self" : "";
-        case Reach::kChosen:
-            return chosen_transports();
-    }
-    return {};
+// What UCX is asked for first.
+std::string wanted_transports() {
+    const char* value = std::getenv("UCX_TLS");
+    if (value != nullptr && *value != '\0' && std::strcmp(value, "all") != 0) return value;
+    return has_infiniband() ? "ib,self" : "";
 }
 
 }  // namespace
-
-bool can_reach(Reach reach) {
-    if (transports_of(reach).empty()) return false;
-    try {
-        ucx();
-        return true;
-    } catch (const Error&) {
-        // Without UCX the links carry all frames. A library that the user names must load.
-        if (const char* named = std::getenv("CROSSDOCK_UCX_LIBRARY"); named != nullptr && *named != '\0') throw;
-        return false;
-    }
-}
 
 const char* status_name(ucs_status_t status) {
     switch (status) {
@@ -97,11 +61,15 @@ const char* status_name(ucs_status_t status) {
     }
 }
 
-UcxContext::UcxContext(Reach reach) {
+UcxContext::UcxContext(const std::string& transports) {
     ucp_config_t* config = nullptr;
     check(ucx().ucp_config_read(nullptr, nullptr, &config), "ucp_config_read");
     const std::unique_ptr<ucp_config_t, void (*)(ucp_config_t*)> owner(config, ucx().ucp_config_release);
-    check(ucx().ucp_config_modify(config, "TLS", transports_of(reach).c_str()), "ucp_config_modify");
+    check(ucx().ucp_config_modify(config, "TLS", transports.c_str()), "ucp_config_modify");
+    // The layout of addresses that is_ucx_address() knows. Versions of UCX that know no other lack the first one.
+    (void)ucx().ucp_config_modify(config, "ADDRESS_VERSION", "v1");
+    (void)ucx().ucp_config_modify(config, "ADDRESS_DEBUG_INFO", "n");
+    (void)ucx().ucp_config_modify(config, "UNIFIED_MODE", "n");
     ucp_params_t params = {};
     params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED | UCP_PARAM_FIELD_NAME;
     params.features = UCP_FEATURE_AM;
@@ -112,26 +80,77 @@ UcxContext::UcxContext(Reach reach) {
 
 UcxContext::~UcxContext() { ucx().ucp_cleanup(context_); }
 
-struct SharedContexts {
+// The transports that UCX has found, by its own account: only it knows what its variables and files mean.
+std::vector<std::string> UcxContext::transports() const {
+    char* text = nullptr;
+    size_t bytes = 0;
+    FILE* file = open_memstream(&text, &bytes);
+    require(file != nullptr, ncclSystemError, "cannot list UCX's transports: {}", std::strerror(errno));
+    ucx().ucp_context_print_info(context_, file);
+    std::fclose(file);
+    const std::unique_ptr<char, void (*)(void*)> owner(text, std::free);
+    // "#  resource 2  :  md 1  dev 1  flags -- posix/memory"
+    std::vector<std::string> found;
+    std::istringstream lines(std::string(text, bytes));
+    for (std::string line; std::getline(lines, line);) {
+        std::istringstream words(line);
+        std::string hash, resource, last;
+        if (!(words >> hash >> resource) || resource != "resource") continue;
+        while (words >> last) {
+        }
+        std::string name = last.substr(0, last.find('/'));
+        if (std::ranges::find(found, name) == found.end()) found.push_back(std::move(name));
+    }
+    return found;
+}
+
+std::shared_ptr<UcxContext> UcxContext::make() {
+    std::string wanted = wanted_transports();
+    if (wanted.empty()) return nullptr;
+    try {
+        ucx();
+    } catch (const Error&) {
+        // Without UCX the links carry all frames. A library that the user names must load.
+        if (const char* named = std::getenv("CROSSDOCK_UCX_LIBRARY"); named != nullptr && *named != '\0') throw;
+        return nullptr;
+    }
+    // Nothing listens before a worker is created, so UCX may be asked for anything first, and for the rest again.
+    for (int turn = 0; turn < 2; ++turn) {
+        std::shared_ptr<UcxContext> context(new UcxContext(wanted));
+        const std::vector<std::string> found = context->transports();
+        wanted.clear();
+        bool reaches_others = false;
+        for (const std::string& each : found) {
+            if (!is_allowed(each)) continue;
+            reaches_others |= each != "self";
+            wanted += (wanted.empty() ? "" : ",") + each;
+        }
+        if (!reaches_others) return nullptr;
+        if (std::ranges::all_of(found, is_allowed)) return context;
+    }
+    fail(ncclSystemError, "UCX was asked for {}, and would use others as well", wanted);
+}
+
+struct SharedContext {
     ForkSafeMutex mutex;
-    std::weak_ptr<UcxContext> by_reach[3];
+    std::weak_ptr<UcxContext> context;
 };
-static SharedContexts& shared_contexts() {
-    static auto* instance = new SharedContexts;
+static SharedContext& shared_context() {
+    static auto* instance = new SharedContext;
     return *instance;
 }
-static const MadeAtLoad shared_contexts_made_at_load(shared_contexts);
+static const MadeAtLoad shared_context_made_at_load(shared_context);
 
-std::shared_ptr<UcxContext> shared_context(Reach reach) {
-    auto& place = shared_contexts().by_reach[static_cast<size_t>(reach)];
-    ForkSafeMutex& mutex = shared_contexts().mutex;
+std::shared_ptr<UcxContext> UcxContext::shared() {
+    std::weak_ptr<UcxContext>& place = shared_context().context;
+    ForkSafeMutex& mutex = shared_context().mutex;
     const auto find = [&] {
         const std::lock_guard lock(mutex);
         return place.lock();
     };
     if (auto context = find()) return context;
     // Opens UCX without the mutex, for which forks of other threads wait. If two threads do, the first context is kept.
-    auto made = std::make_shared<UcxContext>(reach);
+    auto made = make();
     const std::lock_guard lock(mutex);
     if (auto context = place.lock()) return context;
     place = made;
@@ -176,8 +195,8 @@ void UcxWorker::fetch(void* descriptor, std::byte* target, uint64_t bytes, Done 
     done(argument, request == nullptr ? UCS_OK : UCS_PTR_STATUS(request));
 }
 
-UcxWorker::UcxWorker(Reach reach, FrameReceiver& receiver, uint32_t num_peers)
-    : reach_(reach), receiver_(receiver), context_(shared_context(reach)) {
+UcxWorker::UcxWorker(std::shared_ptr<UcxContext> context, FrameReceiver& receiver, uint32_t num_peers)
+    : receiver_(receiver), context_(std::move(context)) {
     for (uint32_t rank = 0; rank < num_peers; ++rank) peers_.push_back({this, rank});
     send_param_.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                                UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FIELD_FLAGS;
@@ -191,9 +210,7 @@ UcxWorker::UcxWorker(Reach reach, FrameReceiver& receiver, uint32_t num_peers)
     ucp_worker_params_t params = {};
     params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
     params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-    const ucs_status_t created = ucx().ucp_worker_create(context_->handle(), &params, &worker_);
-    require(created == UCS_OK, ncclSystemError, "UCX's ucp_worker_create failed: {}{}",
-            ucx().ucs_status_string(created), memory_hint());
+    check(ucx().ucp_worker_create(context_->handle(), &params, &worker_), "ucp_worker_create");
 
     ucp_am_handler_param_t handler = {};
     handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
@@ -210,8 +227,8 @@ UcxWorker::~UcxWorker() {
     if (is_closed_ && under_way_ == 0) {
         ucx().ucp_worker_destroy(worker_);
     } else {
-        // UCX aborts the process if a worker is destroyed with pending requests, and those to a dead peer in shared
-        // memory never complete. The worker is leaked and not progressed again.
+        // UCX aborts the process if a worker is destroyed with pending requests, and a dead peer's may never complete.
+        // The worker is leaked and not progressed again.
         new std::shared_ptr<UcxContext>(context_);
     }
 }
@@ -223,20 +240,23 @@ std::vector<std::byte> UcxWorker::address() const {
     const auto* first = reinterpret_cast<const std::byte*>(address);
     std::vector<std::byte> copy(first, first + bytes);
     ucx().ucp_worker_release_address(worker_, address);
+    require(is_ucx_address(copy), ncclSystemError,
+            "the layout of its addresses is not known here, so those of other ranks cannot be checked");
     return copy;
 }
 
-void UcxWorker::connect(uint32_t peer, std::span<const std::byte> address) {
+bool UcxWorker::connect(uint32_t peer, std::span<const std::byte> address) {
+    require(is_ucx_address(address), ncclRemoteError, "rank {} sent {} bytes that are no address of UCX", peer,
+            address.size());
     ucp_ep_params_t params = {};
     params.field_mask =
         UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
     params.address = reinterpret_cast<const ucp_address_t*>(address.data());
-    // UCX has no shared memory transport with error handling; within a host, the handshake's links detect lost peers.
-    params.err_mode = reach_ == Reach::kHost ? UCP_ERR_HANDLING_MODE_NONE : UCP_ERR_HANDLING_MODE_PEER;
+    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params.err_handler.cb = on_error;
     params.err_handler.arg = &peers_[peer];
-    const ucs_status_t status = ucx().ucp_ep_create(worker_, &params, &peers_[peer].endpoint);
-    require(status == UCS_OK, ncclSystemError, "UCX cannot reach rank {}: {}", peer, ucx().ucs_status_string(status));
+    // It may be on another RDMA network, or have left already.
+    return ucx().ucp_ep_create(worker_, &params, &peers_[peer].endpoint) == UCS_OK;
 }
 
 ucs_status_t UcxWorker::send(uint32_t peer, Send& send) {
@@ -268,8 +288,7 @@ bool UcxWorker::wait_for(std::vector<void*>& requests, uint64_t timeout_ns) {
 }
 
 void UcxWorker::drop(uint32_t peer) {
-    // Endpoints without error handling cannot be closed by force: sends to the peer stay pending.
-    if (reach_ == Reach::kHost || peers_[peer].endpoint == nullptr) return;
+    if (peers_[peer].endpoint == nullptr) return;
     ucp_request_param_t close = {};
     close.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
     close.flags = UCP_EP_CLOSE_FLAG_FORCE;
@@ -286,16 +305,10 @@ void UcxWorker::disconnect(const std::vector<bool>& is_there, uint64_t timeout_n
         ucs_status_ptr_t request = ucx().ucp_ep_flush_nbx(peer.endpoint, &flush);
         if (request != nullptr && !UCS_PTR_IS_ERR(request)) requests.push_back(request);
     }
-    // Endpoints without error handling cannot be closed by force: the worker is leaked if sends are pending.
-    const bool is_flushed = wait_for(requests, timeout_ns);
-    const bool can_force = reach_ != Reach::kHost;
-    if (!can_force && (!is_flushed || under_way_ > 0)) {
-        dropping_ = std::move(requests);
-        return;
-    }
+    (void)wait_for(requests, timeout_ns);
     ucp_request_param_t close = {};
     close.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-    close.flags = can_force ? UCP_EP_CLOSE_FLAG_FORCE : 0;
+    close.flags = UCP_EP_CLOSE_FLAG_FORCE;
     for (Peer& peer : peers_) {
         if (peer.endpoint == nullptr) continue;
         ucs_status_ptr_t request = ucx().ucp_ep_close_nbx(std::exchange(peer.endpoint, nullptr), &close);

@@ -14,49 +14,47 @@
 
 namespace crossdock::network {
 
-// Which of UCX's transports a context may use.
-enum class Reach : uint8_t {
-    kHost,     // memory that processes of one host share
-    kNetwork,  // RDMA
-    kChosen,   // what the user's own UCX_TLS says, without TCP
-};
-
-// True if UCX is installed and has a transport for this kind of context. Throws if CROSSDOCK_UCX_LIBRARY names a file
-// that is no UCX.
-bool can_reach(Reach reach);
-
 // Name of a status, for messages. Loads UCX only for statuses that are not known here.
 const char* status_name(ucs_status_t status);
 
+// Uses no transport but those whose memory and connections only ranks reach: RDMA, and, if UCX_TLS names them, UCX's
+// shared memory with mode 0600. One context serves all communicators of a process: creating one takes milliseconds.
 class UcxContext {
   public:
-    explicit UcxContext(Reach reach);
     ~UcxContext();
     UcxContext(const UcxContext&) = delete;
     UcxContext& operator=(const UcxContext&) = delete;
+    // Null if there is no UCX, or it has no such transport on this machine. Throws ncclInvalidUsage if
+    // CROSSDOCK_UCX_LIBRARY names a file that is no UCX, ncclSystemError if UCX fails.
+    static std::shared_ptr<UcxContext> shared();
+
     ucp_context_h handle() const { return context_; }
 
   private:
+    explicit UcxContext(const std::string& transports);
+    static std::shared_ptr<UcxContext> make();
+    std::vector<std::string> transports() const;
+
     ucp_context_h context_ = nullptr;
 };
 
-// One context per kind serves all communicators of a process: creating one takes milliseconds.
-std::shared_ptr<UcxContext> shared_context(Reach reach);
-
 class UcxWorker final : private PayloadSource {
   public:
-    UcxWorker(Reach reach, FrameReceiver& receiver, uint32_t num_peers);
+    // Throws ncclSystemError.
+    UcxWorker(std::shared_ptr<UcxContext> context, FrameReceiver& receiver, uint32_t num_peers);
     ~UcxWorker();
     UcxWorker(const UcxWorker&) = delete;
     UcxWorker& operator=(const UcxWorker&) = delete;
 
+    // Throws ncclSystemError if its layout is not known here.
     std::vector<std::byte> address() const;
-    void connect(uint32_t peer, std::span<const std::byte> address);
+    // Returns false if no transport reaches the peer. Throws ncclRemoteError that names it if it sent no address.
+    bool connect(uint32_t peer, std::span<const std::byte> address);
     // Returns UCS_INPROGRESS if `done` will be called, once; otherwise the final status, and `done` is not called.
     ucs_status_t send(uint32_t peer, Send& send);
     bool progress() { return progress_(worker_) != 0; }
 
-    // Closes the endpoint to a lost peer, and cancels sends to it if UCX can do that.
+    // Closes the endpoint to a lost peer, and cancels sends to it.
     void drop(uint32_t peer);
 
     // Closes all endpoints. Pending sends to peers that are alive get at most timeout_ns.
@@ -76,7 +74,6 @@ class UcxWorker final : private PayloadSource {
     bool wait_for(std::vector<void*>& requests, uint64_t timeout_ns);
     static void on_error(void* peer, ucp_ep_h endpoint, ucs_status_t status);
 
-    Reach reach_;
     decltype(UcxLibrary::ucp_worker_progress) progress_ = ucx().ucp_worker_progress;
     decltype(UcxLibrary::ucp_am_send_nbx) send_ = ucx().ucp_am_send_nbx;
     ucp_request_param_t send_param_ = {};  // common to all sends except for two fields

@@ -23,7 +23,7 @@ constexpr uint64_t kSecond = 1'000'000'000;
 
 // Exchanges data with `peer` until a call fails; the message must contain the words.
 void expect_failure(TestRank& rank, Session& session, const std::function<void()>& work,
-                    std::initializer_list<const char*> words, int timeout_s = 60) {
+                    std::initializer_list<const char*> words, int timeout_s = 20) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(timeout_s);
     bool failed = false;
     while (!failed && std::chrono::steady_clock::now() < end) {
@@ -78,7 +78,7 @@ TEST_P(BadPeers, NamesTheRankThatDied) {
 TEST_P(BadPeers, NamesTheRankThatAcceptsNoData) {
     run_ranks(2,
               [](TestRank& rank) {
-                  setenv("CROSSDOCK_NETWORK_TIMEOUT_MS", "2000", 1);
+                  setenv("CROSSDOCK_NETWORK_TIMEOUT_MS", "700", 1);
                   std::vector<std::byte> bytes(16 << 20);
                   Session session(rank);
                   void* memory = session.add_memory(bytes.data(), bytes.size(), GetParam());
@@ -159,10 +159,13 @@ class RogueRank : public FrameSink {
         sent.done = [](Send& send, ucs_status_t) { static_cast<Sent&>(send).is_done = true; };
         sent.is_done = transport_->send(0, sent.header, sent) != UCS_INPROGRESS;
         const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-        while (!sent.is_done && std::chrono::steady_clock::now() < end) transport_->progress();
+        while (!sent.is_done && std::chrono::steady_clock::now() < end) progress();
     }
 
-    void progress() { transport_->progress(); }
+    void progress() {
+        transport_->progress();
+        transport_->look_after_peers();  // rank 0 leaves without having read all
+    }
 
   private:
     void on_frame(const FrameHeader&, Payload&) override {}
@@ -311,7 +314,7 @@ TEST(BadPeersFrames, OtherRanksNamesAreRefused) {
 
 // Other processes may write into a UCX worker. Frames with a wrong key are ignored, whatever they contain.
 TEST(BadPeersFrames, FramesWithAWrongKeyAreIgnored) {
-    if (std::getenv("CROSSDOCK_TEST_HOSTS") != nullptr) GTEST_SKIP() << "nobody else can write to a link";
+    if (std::getenv("UCX_TLS") == nullptr) GTEST_SKIP() << "nobody else can write to a link or an inbox";
     run_ranks(2, [&](TestRank& rank) {
         if (rank.rank() == 1) {
             RogueRank rogue(rank);

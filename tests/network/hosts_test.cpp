@@ -5,14 +5,17 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "network/mesh.h"
 #include "session.h"
 
 namespace crossdock::network {
@@ -113,26 +116,86 @@ TEST(Hosts, ACutCableIsNamed) {
     });
 }
 
-// If /dev/shm is too small, the message says how much is needed and what to do.
-TEST(Hosts, SmallSharedMemoryIsNamed) {
+// Ranks of a host need no room in /dev/shm, and need not write there.
+TEST(Hosts, SharedMemoryNeedsNoFileSystem) {
     if (!can_make_hosts()) GTEST_SKIP() << "no root, or no network namespaces, or no iproute2";
-    // Ranks of one host must share /dev/shm, so their parent makes it small.
-    run_ranks(1, [](TestRank& parent) {
-        const bool is_small = unshare(CLONE_NEWNS) == 0 &&
-                              mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-                              mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=2m") == 0;
-        if (!is_small) throw std::runtime_error("no namespaces");
-        run_ranks(2, [](TestRank& rank) {
+    for (const bool is_read_only : {false, true}) {
+        // Ranks of one host must see the same /dev/shm, so their parent mounts it.
+        run_ranks(1, [&](TestRank& parent) {
+            const bool is_small = unshare(CLONE_NEWNS) == 0 &&
+                                  mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+                                  mount("tmpfs", "/dev/shm", "tmpfs", is_read_only ? MS_RDONLY : 0, "size=64k") == 0;
+            if (!is_small) throw std::runtime_error("no namespaces");
+            run_ranks(kMaxTestRanks, [](TestRank& rank) {
+                std::vector<std::byte> source(100'000, static_cast<std::byte>(rank.rank())), target(source.size());
+                std::vector<uint64_t> words(8);
+                Session session(rank);
+                void* from = session.add_memory(source.data(), source.size());
+                void* to = session.add_memory(target.data(), target.size());
+                void* signals = session.add_memory(words.data(), 64);
+                const int next = (rank.rank() + 1) % rank.num_ranks();
+                const int before = (rank.rank() + rank.num_ranks() - 1) % rank.num_ranks();
+                void* put = session.put_signal(next, from, 0, source.size(), to, 0, signals, 0, 1, true);
+                session.await_word(words[0], 1);
+                rank.expect(target == std::vector(target.size(), static_cast<std::byte>(before)), "other bytes came");
+                session.finish(put);
+                rank.barrier();
+            });
+            parent.expect(!testing::Test::HasFailure(), "a rank needed room in /dev/shm");
+        });
+    }
+}
+
+// Both ranks put a signal into each other.
+void exchange_signals(TestRank& rank, Session& session) {
+    std::vector<uint64_t> words(8);
+    void* memory = session.add_memory(words.data(), 64);
+    session.finish(session.put_signal(1 - rank.rank(), memory, 0, 0, memory, 0, memory, 8, 1, true));
+    session.await_word(words[1], 1);
+    rank.barrier();
+}
+
+// Sockets carry the frames of a rank that can offer no memory.
+TEST(Hosts, MemoryForFramesIsOptional) {
+    run_ranks(2, [](TestRank& rank) {
+        const rlimit page{4096, 4096};
+        if (rank.rank() == 1) setrlimit(RLIMIT_FSIZE, &page);
+        Session session(rank);
+        exchange_signals(rank, session);
+    });
+}
+
+// A rank that runs out of descriptors while ranks connect says so, at whichever step it does.
+TEST(Hosts, FewDescriptorsAreNamed) {
+    run_ranks(2, [](TestRank& rank) {
+        int num_good = 0;
+        for (rlim_t more = 0; more < 12; ++more) {
+            const Listener listener("=lo");
+            char handle[128] = {};
+            std::memcpy(handle, &listener.address(), sizeof(RankAddress));
+            std::vector<RankAddress> addresses;
+            for (auto& each : rank.exchange(handle)) addresses.push_back(read_address(each.data()));
+            const int first = dup(0);  // the lowest that is free
+            close(first);
+            rlimit all = {};
+            getrlimit(RLIMIT_NOFILE, &all);
+            const rlimit few{static_cast<rlim_t>(first) + more, all.rlim_max};
+            if (rank.rank() == 1) setrlimit(RLIMIT_NOFILE, &few);
             std::string message;
             try {
-                Session session(rank);
+                const Mesh mesh(listener, addresses, static_cast<uint32_t>(rank.rank()),
+                                {300'000'000, 20'000'000'000, nullptr});
+                ++num_good;
             } catch (const std::exception& error) {
                 message = error.what();
             }
-            for (const char* words : {"/dev/shm has ", "of 2 MiB free", "each rank of a host needs 8", "--shm-size"})
-                rank.expect(message.find(words) != std::string::npos, "it said: " + message);
-        });
-        parent.expect(!testing::Test::HasFailure(), "a rank did not name the small memory");
+            setrlimit(RLIMIT_NOFILE, &all);
+            const bool is_named =
+                message.find("Too many open files") != message.npos || message.find("ulimit -n") != message.npos;
+            rank.expect(message.empty() || rank.rank() == 0 || is_named, "it said: " + message);
+            rank.barrier();
+        }
+        rank.expect(num_good > 0 && num_good < 12, std::to_string(num_good) + " attempts were good");
     });
 }
 
