@@ -17,37 +17,41 @@ namespace {
 static_assert(std::is_standard_layout_v<HostRing> && std::atomic<uint64_t>::is_always_lock_free);
 
 // The other process sees a position after so many bytes, and copies them while this one copies the next ones.
-constexpr uint64_t kStepBytes = uint64_t{32} << 10;
+constexpr uint64_t kStepBytes = uint64_t{64} << 10;
 
-// Moves up to `available` bytes between the parts and the ring, from `position` on. Publishes each step.
-template <bool kToRing>
-ptrdiff_t move_bytes(HostRing& ring, std::span<const iovec> parts, uint64_t& position, uint64_t available,
-                     std::atomic<uint64_t>& published) {
+// Copies up to `available` bytes between the parts and the ring, from `position` on. Calls publish() after each step.
+template <bool kToRing, class Publish>
+ptrdiff_t copy_bytes(HostRing& ring, std::span<const iovec> parts, uint64_t& position, uint64_t available,
+                     Publish publish) {
     const uint64_t first = position;
-    uint64_t unpublished = 0;
+    uint64_t step_end = position + kStepBytes;
     for (const iovec& part : parts) {
         auto* data = static_cast<std::byte*>(part.iov_base);
         uint64_t left = std::min<uint64_t>(part.iov_len, available);
         available -= left;
         while (left > 0) {
             const uint64_t place = position % HostRing::kBytes;
-            const uint64_t step = std::min({left, HostRing::kBytes - place, kStepBytes - unpublished});
+            const uint64_t bytes = std::min({left, HostRing::kBytes - place, step_end - position});
             if constexpr (kToRing) {
-                std::memcpy(ring.bytes + place, data, step);
+                std::memcpy(ring.bytes + place, data, bytes);
             } else {
-                std::memcpy(data, ring.bytes + place, step);
+                std::memcpy(data, ring.bytes + place, bytes);
             }
-            data += step;
-            left -= step;
-            position += step;
-            unpublished += step;
-            if (unpublished < kStepBytes) continue;
-            published.store(position, std::memory_order_release);
-            unpublished = 0;
+            data += bytes;
+            left -= bytes;
+            position += bytes;
+            if (position < step_end) continue;
+            publish();
+            step_end += kStepBytes;
         }
     }
-    if (unpublished > 0) published.store(position, std::memory_order_release);
     return static_cast<ptrdiff_t>(position - first);
+}
+
+uint64_t bytes_of(std::span<const iovec> parts) {
+    uint64_t bytes = 0;
+    for (const iovec& part : parts) bytes += part.iov_len;
+    return bytes;
 }
 
 ptrdiff_t fail_with(int error) {
@@ -73,7 +77,15 @@ ptrdiff_t HostRingReader::read(std::span<const iovec> parts) {
     const uint64_t available = ring_->written.load(std::memory_order_acquire) - read_;
     if (available == 0) return fail_with(EAGAIN);
     if (available > HostRing::kBytes) return fail_with(EPROTO);
-    return move_bytes<false>(*ring_, parts, read_, available, ring_->read);
+    // The writer needs to know only now and then: to tell it each time would cost it a cache miss per message.
+    const auto publish = [&] {
+        if (read_ - published_ < kStepBytes) return;
+        published_ = read_;
+        ring_->read.store(read_, std::memory_order_release);
+    };
+    const ptrdiff_t got = copy_bytes<false>(*ring_, parts, read_, available, publish);
+    publish();
+    return got;
 }
 
 HostRingWriter::HostRingWriter(const HostInbox::Offer& offer, uint32_t number) {
@@ -89,10 +101,17 @@ HostRingWriter::HostRingWriter(const HostInbox::Offer& offer, uint32_t number) {
 
 ptrdiff_t HostRingWriter::write(std::span<const iovec> parts) {
     if (mapping_.data() == nullptr) return fail_with(EAGAIN);
-    const uint64_t unread = written_ - ring()->read.load(std::memory_order_acquire);
-    if (unread == HostRing::kBytes) return fail_with(EAGAIN);
-    if (unread > HostRing::kBytes) return fail_with(EPROTO);
-    return move_bytes<true>(*ring(), parts, written_, HostRing::kBytes - unread, ring()->written);
+    const auto room = [&] { return HostRing::kBytes - (written_ - known_read_); };
+    if (room() < bytes_of(parts)) {
+        const uint64_t read = ring()->read.load(std::memory_order_acquire);
+        if (written_ - read > HostRing::kBytes) return fail_with(EPROTO);
+        known_read_ = read;
+        if (room() == 0) return fail_with(EAGAIN);
+    }
+    const auto publish = [&] { ring()->written.store(written_, std::memory_order_release); };
+    const ptrdiff_t put = copy_bytes<true>(*ring(), parts, written_, room(), publish);
+    publish();
+    return put;
 }
 
 }  // namespace crossdock::network

@@ -17,10 +17,10 @@ namespace crossdock::network {
 
 // Zeroed memory is an empty ring.
 struct HostRing {
-    static constexpr uint64_t kBytes = uint64_t{256} << 10;
+    static constexpr uint64_t kBytes = uint64_t{1} << 20;
 
     std::array<std::atomic<uint64_t>, 2> name;  // tells whether a descriptor is still that of its inbox
-    // Bytes ever written and read. Each has one writer, which trusts its own copy only.
+    // Bytes ever written, and read, the latter not up to date. Each has one writer, which trusts its own copy only.
     alignas(128) std::atomic<uint64_t> written;
     alignas(128) std::atomic<uint64_t> read;
     alignas(64 << 10) std::byte bytes[kBytes];  // a page of its own on every system
@@ -61,6 +61,7 @@ class HostRingReader {
   private:
     HostRing* ring_;
     uint64_t read_ = 0;
+    uint64_t published_ = 0;
 };
 
 class HostRingWriter {
@@ -75,6 +76,7 @@ class HostRingWriter {
 
     cpu::Mapping mapping_;
     uint64_t written_ = 0;
+    uint64_t known_read_ = 0;
 };
 
 }  // namespace crossdock::network

@@ -36,7 +36,7 @@ TEST(HostRings, BytesCrossInOrder) {
     HostRingReader reader(inbox.ring(1));
     HostRingWriter writer(inbox.offer(), 1);
     std::mt19937 random(7);
-    Bytes sent(8 << 20);
+    Bytes sent(32 << 20);
     std::ranges::generate(sent, [&] { return static_cast<unsigned char>(random()); });
     Bytes taken(sent.size());
     size_t written = 0, read = 0;
@@ -51,7 +51,7 @@ TEST(HostRings, BytesCrossInOrder) {
         const ptrdiff_t put = writer.write(out);
         if (put < 0) {
             ASSERT_EQ(errno, EAGAIN);
-            ASSERT_EQ(written - read, HostRing::kBytes);
+            ASSERT_GT(written - read, HostRing::kBytes - (128 << 10)) << "what was read is not published at once";
         }
         written += static_cast<size_t>(std::max<ptrdiff_t>(put, 0));
         const auto in = parts_of(taken.data() + read, sizes_of(sent.size() - read));
@@ -68,8 +68,8 @@ TEST(HostRings, BytesCrossInOrder) {
 }
 
 TEST(HostRings, PositionsThatCannotBeEndTheStream) {
-    unsigned char bytes[100] = {};
-    const iovec part[] = {{bytes, sizeof(bytes)}};
+    Bytes bytes(HostRing::kBytes + 1);  // more than fit, so that the writer looks
+    const iovec part[] = {{bytes.data(), bytes.size()}};
     for (const uint64_t wrong : {HostRing::kBytes + 1, uint64_t{1} << 63, UINT64_MAX - HostRing::kBytes}) {
         const HostInbox inbox(1);
         HostRingReader reader(inbox.ring(0));
@@ -130,7 +130,7 @@ TEST(HostRings, AnInboxIsPrivateAndSparse) {
     EXPECT_EQ(status.st_mode & 07777, 0600u);
     EXPECT_EQ(status.st_uid, geteuid());
     EXPECT_GT(status.st_size, 1000 * static_cast<off_t>(HostRing::kBytes));
-    EXPECT_LE(status.st_blocks * 512, 1000 * 64 << 10);
+    EXPECT_LE(status.st_blocks * 512, 1000 * (64 << 10));
 }
 
 }  // namespace
