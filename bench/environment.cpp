@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/environment.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -69,9 +71,17 @@ std::string default_path() {
 ncclUniqueId read_id(const std::string& path) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
     while (std::chrono::steady_clock::now() < deadline) {
-        std::ifstream file(path, std::ios::binary);
+        // Others may write into the folder: an id counts only from this user.
+        const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
         ncclUniqueId id;
-        if (file.read(id.internal, sizeof id.internal)) {
+        struct stat status = {};
+        const bool is_read = file >= 0 && fstat(file, &status) == 0 && S_ISREG(status.st_mode) &&
+                             status.st_uid == geteuid() &&
+                             read(file, id.internal, sizeof id.internal) == sizeof id.internal;
+        if (file >= 0) {
+            close(file);
+        }
+        if (is_read) {
             return id;
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -110,11 +120,13 @@ ncclComm_t meet(const LaunchedRank& launched, std::string path) {
     if (launched.rank == 0) {
         check(crossdockGetUniqueId(&id));
         // Renamed into place, so that no rank reads half an id.
-        const std::string fresh = fmt::format("{}.{}", path, getpid());
-        std::ofstream file(fresh, std::ios::binary);
-        file.write(id.internal, sizeof id.internal);
-        file.close();
-        if (!file || std::rename(fresh.c_str(), path.c_str()) != 0) {
+        std::string fresh = path + ".XXXXXX";
+        const int file = mkostemp(fresh.data(), O_CLOEXEC);
+        const bool is_written = file >= 0 && write(file, id.internal, sizeof id.internal) == sizeof id.internal;
+        if (file >= 0) {
+            close(file);
+        }
+        if (!is_written || std::rename(fresh.c_str(), path.c_str()) != 0) {
             throw std::runtime_error(fmt::format("the ranks cannot meet at {}: it cannot be written", path));
         }
     } else {

@@ -306,6 +306,34 @@ TEST(MemoryFile, OtherDescriptorsAreRefused) {
     close(ends[1]);
 }
 
+// Root could open other users' memory, and would trust it.
+TEST(MemoryFile, OtherUsersFilesAreRefused) {
+    if (geteuid() != 0) GTEST_SKIP() << "to be another user takes root";
+    int ends[2];
+    ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (setresuid(65534, 65534, 65534) != 0) _exit(1);
+        const FileDescriptor file = make_memory_file(4096);
+        const int number = file.get();
+        if (write(ends[1], &number, sizeof(number)) != sizeof(number)) _exit(1);
+        for (;;) pause();
+    }
+    int number = -1;
+    ASSERT_EQ(read(ends[0], &number, sizeof(number)), static_cast<ssize_t>(sizeof(number)));
+    try {
+        open_of_process(child, number);
+        ADD_FAILURE() << "it was opened";
+    } catch (const std::exception& error) {
+        EXPECT_NE(std::strstr(error.what(), "belongs to user 65534"), nullptr) << error.what();
+    }
+    kill(child, SIGKILL);
+    EXPECT_FALSE(succeeds(child));
+    close(ends[0]);
+    close(ends[1]);
+}
+
 // The memory of a communicator and of its windows.
 TEST(Processes, APeerCannotTakeMemoryAway) {
     run_processes(2, [](const ncclUniqueId& id, int rank) {

@@ -93,6 +93,10 @@ FileDescriptor open_of_process(int64_t pid, int fd) {
         fail(ncclSystemError, "cannot open the shared memory of process {} ({}: {}): {}", pid, path,
              std::strerror(reason), hint);
     }
+    // Root could open other users' memory.
+    struct stat status = {};
+    require(fstat(file.get(), &status) == 0 && status.st_uid == geteuid(), ncclSystemError,
+            "{} belongs to user {}, this process to user {}", path, status.st_uid, geteuid());
     require((fcntl(file.get(), F_GET_SEALS) & kSeals) == kSeals, ncclSystemError,
             "{} is shared memory whose size may change", path);
     return file;

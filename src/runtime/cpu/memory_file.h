@@ -54,7 +54,7 @@ class Mapping {
 FileDescriptor make_memory_file(size_t bytes);
 
 // Opens the memory file that process pid has as descriptor fd. Throws ncclSystemError that says why it failed, also if
-// the descriptor is not a file of make_memory_file; then nothing is opened.
+// the descriptor is not a file of make_memory_file by this user; only such a file is opened.
 FileDescriptor open_of_process(int64_t pid, int fd);
 
 }  // namespace crossdock::cpu
