@@ -23,7 +23,7 @@ constexpr uint64_t kSecond = 1'000'000'000;
 
 // Exchanges data with `peer` until a call fails; the message must contain the words.
 void expect_failure(TestRank& rank, Session& session, const std::function<void()>& work,
-                    std::initializer_list<const char*> words, int timeout_s = 20) {
+                    std::initializer_list<const char*> words, int timeout_s = 60) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(timeout_s);
     bool failed = false;
     while (!failed && std::chrono::steady_clock::now() < end) {
@@ -78,7 +78,7 @@ TEST_P(BadPeers, NamesTheRankThatDied) {
 TEST_P(BadPeers, NamesTheRankThatAcceptsNoData) {
     run_ranks(2,
               [](TestRank& rank) {
-                  setenv("CROSSDOCK_NETWORK_TIMEOUT_MS", "700", 1);
+                  setenv("CROSSDOCK_NETWORK_TIMEOUT_MS", "2000", 1);
                   std::vector<std::byte> bytes(16 << 20);
                   Session session(rank);
                   void* memory = session.add_memory(bytes.data(), bytes.size(), GetParam());
