@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -61,14 +62,18 @@ uint64_t max_mappings() {
     return most;
 }
 
-[[noreturn]] void fail_for_want_of_memory(size_t stack_bytes, int reason) {
-    constexpr uint64_t kOfOthers = 64;  // mappings that may have gone since
+// Throws unless so many stacks more leave room for mappings of others.
+void expect_mappings(size_t num_stacks) {
+    constexpr uint64_t kOfOthers = 512;
     const uint64_t most = max_mappings(), present = num_mappings();
-    require(reason != ENOMEM || most == 0 || present + kOfOthers < most, ncclSystemError,
-            "no mapping for the stack of one more thread or warp: the process has {} memory mappings, allowed: {} "
-            "(vm.max_map_count), and each stack takes two; launch fewer at once, or raise it: "
-            "sysctl -w vm.max_map_count={}",
-            present, most, 16 * most);
+    require(most == 0 || present + 2 * num_stacks + kOfOthers <= most, ncclSystemError,
+            "no room for the stacks of {} more threads or warps: each takes two memory mappings, and the process has "
+            "{}, allowed: {} (vm.max_map_count); launch fewer at once, or raise it: sysctl -w vm.max_map_count={}",
+            num_stacks, present, most, std::bit_ceil(2 * (present + 2 * num_stacks)));
+}
+
+[[noreturn]] void fail_for_want_of_memory(size_t stack_bytes, int reason) {
+    if (reason == ENOMEM) expect_mappings(1);
     fail(ncclSystemError,
          "no memory for a stack of {} bytes with a guard of {} MiB: {}; if the address space is limited (ulimit -v), "
          "raise the limit",
@@ -76,6 +81,11 @@ uint64_t max_mappings() {
 }
 
 }  // namespace
+
+void expect_room_for_stacks(size_t count) {
+    constexpr size_t kFew = 1024;  // for fewer it is not worth a look
+    if (count >= kFew) expect_mappings(count);
+}
 
 std::byte* acquire_stack(size_t stack_bytes) {
     if (!t_pool_is_gone) {

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/interrupt.h"
 #include "runtime/cpu/fiber.h"
+#include "runtime/cpu/fiber_stack.h"
 #include "runtime/cpu/idle_backoff.h"
 #include "runtime/cpu/local_put.h"
 #include "runtime/cpu/stream_copy.h"
@@ -208,21 +209,15 @@ struct LaunchMemory {
 
   private:
     void make_fibers(size_t count, size_t stack_bytes) {
-        const size_t num_before = fibers.size();
-        try {
-            for (size_t i = 0; i < count; ++i) {
-                if (i < fibers.size() && fibers[i]->stack_bytes() >= stack_bytes) continue;
-                auto fiber = std::make_unique<Fiber>(stack_bytes);
-                if (i == fibers.size()) {
-                    fibers.push_back(std::move(fiber));
-                } else {
-                    fibers[i] = std::move(fiber);
-                }
+        if (count > fibers.size()) expect_room_for_stacks(count - fibers.size());
+        for (size_t i = 0; i < count; ++i) {
+            if (i < fibers.size() && fibers[i]->stack_bytes() >= stack_bytes) continue;
+            auto fiber = std::make_unique<Fiber>(stack_bytes);
+            if (i == fibers.size()) {
+                fibers.push_back(std::move(fiber));
+            } else {
+                fibers[i] = std::move(fiber);
             }
-        } catch (const Error&) {
-            // The process has hardly any mappings left, which others need.
-            fibers.resize(std::min(num_before, fibers.size()));
-            throw;
         }
     }
 };

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "runtime/cpu/fiber_stack.h"
 
 namespace crossdock::cpu {
 namespace {
@@ -35,6 +36,7 @@ Scheduler::Scheduler(int num_ranks, const SimulationConfig& config)
 void Scheduler::reserve(size_t num_tasks, size_t stack_bytes) {
     const auto fits = [&](const Task* task) { return task->stack_bytes == stack_bytes; };
     size_t num_free = static_cast<size_t>(std::count_if(free_tasks_.begin(), free_tasks_.end(), fits));
+    if (num_free < num_tasks) expect_room_for_stacks(num_tasks - num_free);
     for (; num_free < num_tasks; ++num_free) {
         tasks_.push_back(std::make_unique<Task>(stack_bytes));
         free_tasks_.push_back(tasks_.back().get());
