@@ -263,7 +263,9 @@ TEST(WaitBounds, HighThroughputBehindARankThatWaits) {
         std::array<int, 3> mask{1, 1, 0};
         if (rank == kAbsent) return;
         if (rank == 0) timed.sleep(kLate);
-        if (rank == 1) EXPECT_EQ(ncclEpMaskUpdate(timed.group(), mask.data(), nullptr), ncclSuccess);
+        if (rank == 1) {
+            EXPECT_EQ(ncclEpMaskUpdate(timed.group(), mask.data(), nullptr), ncclSuccess);
+        }
         const double took = timed.timeouts_of([&] { timed.update(timed.handle()); });
         expect_timeouts(took, rank == 0 ? 1 : 1 + kLate, fmt::format("rank {}", rank));
         EXPECT_EQ(ncclEpMaskQuery(timed.group(), mask.data(), nullptr), ncclSuccess);
