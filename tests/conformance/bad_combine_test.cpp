@@ -84,11 +84,25 @@ TEST(BadCombine, NeedsADispatch) {
 const Row kForward[] = {
     {"rows 3-D", [](Call c) { c.rows.tensor.ndim = 3, c.rows.sizes[2] = 1; }, "tokens"},
     {"forbidden weights", [](Call c) { c.inputs.topk_weights = &c.weights.tensor; }, "topk_weights"},
+};
+const Row kRecipeOfLowLatency[] = {
     {"a recipe of low latency", [](Call c) { c.config.quant_recipe = NCCL_EP_COMB_QUANT_NVFP4; }, "quant_recipe"},
 };
 
 TEST(HtBadCombine, Forward) {
     for (const ncclEpLayout_t layout : kHtLayouts) check_on_each_backend(kHighThroughput, layout, kForward);
+}
+
+// A GPU may lack NVFP4 itself, which is judged before.
+TEST(HtBadCombine, Nvfp4) {
+    on_each_backend(kCpuBackends, [](const BackendSpec& spec) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
+                Victim victim(context, kHighThroughput, layout);
+                check_refusals(context, victim, kRecipeOfLowLatency);
+            });
+        }
+    });
 }
 
 const Row kBackward[] = {

@@ -334,13 +334,15 @@ TEST(MemoryFile, OtherUsersFilesAreRefused) {
     close(ends[1]);
 }
 
-// The memory of a communicator and of its windows.
+// The memory of windows, whose file stays open, and with it all that make_memory_file() makes.
 TEST(Processes, APeerCannotTakeMemoryAway) {
     run_processes(2, [](const ncclUniqueId& id, int rank) {
         ncclComm_t comm = nullptr;
         if (crossdockCommInitRank(&comm, 2, id, rank) != ncclSuccess) return false;
         const auto communicator = communicator_of(comm);
         const auto memory = communicator->allocate_symmetric(100'000, 10 * kSecond);
+        void* of_window = nullptr;
+        if (crossdockMemAlloc(&of_window, 100'000) != ncclSuccess) return false;
         int num_files = 0;
         for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
             std::error_code failed;

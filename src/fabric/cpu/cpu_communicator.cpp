@@ -125,13 +125,12 @@ void CpuCommunicator::gather_chunk(uint64_t number, const PostLabel& label, std:
     const auto ready = [&] {
         std::erase_if(missing, has_come);
         if (missing.empty()) return true;
+        if (interruption.has_come()) {
+            stop_waiting();
+            fail(ncclRemoteError, "rank {} was interrupted in {}, waiting for {}", rank_, label.what, list_of(missing));
+        }
         if (const uint64_t now_ns = executor_->now_ns(); now_ns - last_liveness_ns >= kLivenessIntervalNs) {
             last_liveness_ns = now_ns;
-            if (interruption.has_come()) {
-                stop_waiting();
-                fail(ncclRemoteError, "rank {} was interrupted in {}, waiting for {}", rank_, label.what,
-                     list_of(missing));
-            }
             std::erase_if(missing, [&](int peer) {
                 const std::string reason = why_gone(peer);
                 if (reason.empty()) return false;
