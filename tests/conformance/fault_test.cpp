@@ -2,6 +2,7 @@
 // Without masks, a rank that does not answer ends every wait of the others within the timeout, in every phase of a
 // step, with ncclRemoteError and its name.
 #include <signal.h>
+#include <unistd.h>
 
 #include "conformance/support/fault_support.h"
 #include "conformance/support/modes.h"
@@ -205,6 +206,19 @@ TEST_BOTH_MODES(Fault, ARankThatStaysAwayFailsTheGroup) {
                 context.barrier();
             });
         }
+    });
+}
+
+// In these tests, not elsewhere, a rank that gets no core for longer than the timeout is not lost.
+TEST_BOTH_MODES(Fault, ShortTimeoutsHereArePatient) {
+    on_each_backend({Backend::kProcesses, Backend::kHosts, Backend::kThreads}, [=](const BackendSpec& spec) {
+        expect_clean(spec, 3, std::nullopt, [=](RankContext& context) {
+            const Problem problem = busy_problem(3, layouts_of(mode)[0], 9, mode);
+            Group group(context, context.comm(), config_with(context, problem, short_timeout_ns(context)));
+            Layer layer(context, group.get(), problem);
+            if (context.rank() == 1) usleep(3 * static_cast<useconds_t>(short_timeout_ns(context) / 1000));
+            layer.round_trip();
+        });
     });
 }
 
