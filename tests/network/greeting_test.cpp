@@ -126,12 +126,13 @@ TEST(Greeting, NeedsSecretAndKey) {
         talk(dials, accepts);
         EXPECT_FALSE(dials.is_proven() || accepts.is_proven());
     };
-    expect_strangers(Pair("secret", "another"), Pair("secret", "another"));
+    const Pair divided("secret", "another");
+    expect_strangers(divided, divided);
     const Pair pair;
     expect_strangers(pair, Pair());  // another communicator
     expect_strangers(Pair(), pair);
     // Knows all addresses and the secret, but no rank's key.
-    Pair stranger = pair.addresses.empty() ? Pair() : Pair();
+    Pair stranger;
     stranger.addresses = pair.addresses;
     {
         auto dials = stranger.dials(), accepts = pair.accepts();
