@@ -46,14 +46,14 @@ Pool& pool() {
 
 // Without allocating much: the process may be at its limit. 0: unknown.
 uint64_t num_mappings() {
-    const int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    const int fd = ::open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
     if (fd < 0) return 0;
     uint64_t count = 0;
     char text[4096];
-    for (ssize_t bytes; (bytes = read(fd, text, sizeof(text))) > 0;) {
+    for (ssize_t bytes; (bytes = ::read(fd, text, sizeof(text))) > 0;) {
         count += static_cast<uint64_t>(std::count(text, text + bytes, '\n'));
     }
-    close(fd);
+    ::close(fd);
     return count;
 }
 uint64_t max_mappings() {

@@ -101,7 +101,7 @@ void pass_on(int signal, siginfo_t* info, void* context) {
     if (g_earlier.sa_handler != SIG_IGN && g_earlier.sa_handler != SIG_DFL) return g_earlier.sa_handler(signal);
     struct sigaction standard = {};
     standard.sa_handler = SIG_DFL;
-    sigaction(signal, &standard, nullptr);
+    ::sigaction(signal, &standard, nullptr);
     // A fault repeats itself when this returns, so the core shows its place.
     if (!is_fault) raise(signal);
 }
