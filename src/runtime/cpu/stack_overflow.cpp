@@ -19,6 +19,7 @@ namespace crossdock::cpu {
 namespace {
 
 std::atomic<DescribeOverflow> g_describe{nullptr};
+std::atomic<bool> g_is_set{false};  // the handler
 struct sigaction g_earlier = {};
 
 // The handler needs a stack of its own, as the thread's is used up. A program's or a sanitizer's is as good.
@@ -128,7 +129,7 @@ void report_stack_overflows(DescribeOverflow describe) noexcept {
     thread_local AlternateStack t_stack;
     (void)t_stack;
     if (describe != nullptr) g_describe.store(describe);
-    [[maybe_unused]] static const bool is_set = (set_handler(), true);
+    if (!g_is_set.exchange(true)) set_handler();
 }
 
 }  // namespace crossdock::cpu
