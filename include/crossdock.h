@@ -91,20 +91,20 @@ ncclResult_t crossdockCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId
  * CROSSDOCK_JOIN_TIMEOUT_MS like crossdockCommInitRank; later waits for a rank are bounded and name it, too. Ranks are
  * numbered host by host, with the same number on each (InvalidUsage otherwise). If the environment's CROSSDOCK_SECRET
  * is set, ranks that do not know it are rejected; so are ranks with another CROSSDOCK_JOB. Ranks with different values
- * of CROSSDOCK_HOST act as if they ran on different hosts, so one machine can rehearse several. InvalidArgument: address
- * NULL or no "host:port", rank not in 0..num_ranks-1, a rank taken twice, num_ranks that differ. RemoteError: ranks did
- * not come in time, or had another secret or job; those that never came are named on every rank that rank 0 has met.
- * SystemError: another process, which is named if it can be seen, listens at rank 0's address. InvalidUsage: this
- * library was built without the headers of UCX or OpenSSL 3, there is no libcrypto.so.3, or CROSSDOCK_UCX_LIBRARY names
- * no UCX. docs/deployment.md has more. */
+ * of CROSSDOCK_HOST act as if they ran on different hosts, so one machine can rehearse several. InvalidArgument:
+ * address NULL or no "host:port", rank not in 0..num_ranks-1, a rank taken twice, num_ranks that differ. RemoteError:
+ * ranks did not come in time, or had another secret or job; those that never came are named on every rank that rank 0
+ * has met. SystemError: another process, which is named if it can be seen, listens at rank 0's address. InvalidUsage:
+ * this library was built without the headers of UCX or OpenSSL 3, there is no libcrypto.so.3, or CROSSDOCK_UCX_LIBRARY
+ * names no UCX. docs/deployment.md has more. */
 ncclResult_t crossdockCommInitHosts(ncclComm_t* comm, int num_ranks, int rank, const char* address);
 
 /* The same, with all of it from the environment of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT + 1), mpirun
  * (OMPI_COMM_WORLD_RANK and _SIZE, or PMI_RANK and PMI_SIZE), srun (SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST) or
  * CROSSDOCK_RANK and CROSSDOCK_NUM_RANKS. CROSSDOCK_ADDRESS is rank 0's host:port and overrides the launcher's; mpirun
  * sets none, but ranks of one host need none. Unless CROSSDOCK_JOB is set, TORCHELASTIC_RUN_ID, PMIX_NAMESPACE or
- * SLURM_JOB_ID and SLURM_STEP_ID tell jobs apart. InvalidUsage, with the variable's name and value, if one is missing or
- * contradicts another. */
+ * SLURM_JOB_ID and SLURM_STEP_ID tell jobs apart. InvalidUsage, with the variable's name and value, if one is missing
+ * or contradicts another. */
 ncclResult_t crossdockCommInitFromEnvironment(ncclComm_t* comm);
 
 /* Frees a CPU communicator. Destroy its groups and windows first; later calls on them fail. Local. */
