@@ -301,7 +301,7 @@ TEST(BadPeersFrames, NumbersCountOnce) {
 
 // A link tells who sends, so a frame in the name of another rank is its owner's fault.
 TEST(BadPeersFrames, OtherRanksNamesAreRefused) {
-    if (std::getenv("CROSSDOCK_TEST_HOSTS") == nullptr) GTEST_SKIP() << "links carry no frames";
+    if (!is_across(Across::kLinks)) GTEST_SKIP() << "links carry no frames";
     run_rogue(
         [](RogueRank& rogue) {
             FrameHeader header = put_header();
@@ -314,7 +314,7 @@ TEST(BadPeersFrames, OtherRanksNamesAreRefused) {
 
 // Other processes may write into a UCX worker. Frames with a wrong key are ignored, whatever they contain.
 TEST(BadPeersFrames, FramesWithAWrongKeyAreIgnored) {
-    if (std::getenv("UCX_TLS") == nullptr) GTEST_SKIP() << "nobody else can write to a link or an inbox";
+    if (!is_across(Across::kUcx)) GTEST_SKIP() << "nobody else can write to a link or an inbox";
     run_ranks(2, [&](TestRank& rank) {
         if (rank.rank() == 1) {
             RogueRank rogue(rank);

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <string_view>
 #include <thread>
 
 namespace crossdock::network {
@@ -42,6 +43,18 @@ bool wait_for(Condition condition) {
 }
 
 }  // namespace
+
+bool is_across(Across what) {
+    const char* value = std::getenv("CROSSDOCK_TEST_HOSTS");
+    const std::string_view name = value == nullptr ? "" : value;
+    return what == (name.empty() ? Across::kMemory : name == "ucx" ? Across::kUcx : Across::kLinks);
+}
+
+void use_ucx_memory() {
+    setenv("UCX_TLS", "posix,cma", 1);
+    setenv("UCX_POSIX_ERROR_HANDLING", "y", 1);
+    setenv("UCX_CMA_ERROR_HANDLING", "y", 1);
+}
 
 void TestRank::barrier() {
     const int generation = state_->generation.load();
@@ -93,9 +106,10 @@ void run_ranks(int num_ranks, const RankFunction& function, const std::vector<in
         const pid_t process = fork();
         ASSERT_GE(process, 0);
         if (process == 0) {
-            // Each rank plays a host of its own, so that frames cross TCP.
-            if (std::getenv("CROSSDOCK_TEST_HOSTS") != nullptr)
+            // Each rank plays a host of its own, so that frames cross TCP or UCX.
+            if (is_across(Across::kLinks) || is_across(Across::kUcx))
                 setenv("CROSSDOCK_HOST", std::to_string(rank).c_str(), 1);
+            if (is_across(Across::kUcx)) use_ucx_memory();
             TestRank self(state, rank, num_ranks);
             state.processes[rank] = getpid();
             try {

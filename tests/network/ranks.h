@@ -44,6 +44,13 @@ class TestRank {
     int num_ranks_;
 };
 
+// What frames cross in this run: CROSSDOCK_TEST_HOSTS is not set, or "ucx", or set.
+enum class Across { kMemory, kUcx, kLinks };
+bool is_across(Across what);
+
+// Lets this process use UCX's shared memory between hosts, in the place of RDMA.
+void use_ucx_memory();
+
 using RankFunction = std::function<void(TestRank& rank)>;
 
 // Runs `function` once per rank, each in a process of its own, and reports failures as those of the running test. Ranks

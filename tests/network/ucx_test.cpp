@@ -30,13 +30,6 @@ namespace {
 constexpr uint64_t kSecond = 1'000'000'000;
 using Bytes = std::vector<std::byte>;
 
-// UCX's shared memory, which takes the place of RDMA.
-void use_shared_memory() {
-    setenv("UCX_TLS", "posix,cma", 1);
-    setenv("UCX_POSIX_ERROR_HANDLING", "y", 1);
-    setenv("UCX_CMA_ERROR_HANDLING", "y", 1);
-}
-
 struct Nobody : FrameReceiver {
     void on_frame(std::span<const std::byte>, Payload&) override {}
     void on_endpoint_error(uint32_t, const char*) override {}
@@ -96,7 +89,7 @@ TEST(Ucx, NoFileOfTheUserBringsBackStrangers) {
 // Changed addresses are refused, or lead nowhere. In a process of its own, so that this one does not open UCX.
 TEST(Ucx, BadAddressesAreHarmless) {
     run_ranks(1, [](TestRank& rank) {
-        use_shared_memory();
+        use_ucx_memory();
         Nobody nobody;
         const auto context = UcxContext::shared();
         if (context == nullptr) return;  // there is no UCX
@@ -149,7 +142,7 @@ TEST(Ucx, BadAddressesAreHarmless) {
 TEST(Ucx, ARankThatSendsGarbageIsNamed) {
     for (const bool plays_hosts : {false, true}) {
         run_ranks(2, [&](TestRank& rank) {
-            use_shared_memory();
+            use_ucx_memory();
             if (plays_hosts) setenv("CROSSDOCK_HOST", std::to_string(rank.rank()).c_str(), 1);
             struct Sink : FrameSink {
                 void on_frame(const FrameHeader&, Payload&) override {}
@@ -188,7 +181,7 @@ TEST(Ucx, ARankThatSendsGarbageIsNamed) {
 TEST(Ucx, SocketsCarryFramesWhereItFails) {
     run_ranks(2, [](TestRank& rank) {
         setenv("CROSSDOCK_HOST", std::to_string(rank.rank()).c_str(), 1);
-        use_shared_memory();
+        use_ucx_memory();
         if (rank.rank() == 1) setenv("UCX_POSIX_DIR", "/proc/none", 1);
         std::vector<uint64_t> words(8);
         Session session(rank);
