@@ -23,8 +23,11 @@ struct HostRing {
     // Bytes ever written, and read, the latter not up to date. Each has one writer, which trusts its own copy only.
     alignas(128) std::atomic<uint64_t> written;
     alignas(128) std::atomic<uint64_t> read;
-    alignas(64 << 10) std::byte bytes[kBytes];  // a page of its own on every system
+    // The bytes begin in a page of their own on every system. Memory that is mapped is aligned to smaller pages, too.
+    alignas(128) std::byte unused[(64 << 10) - 384];
+    std::byte bytes[kBytes];
 };
+static_assert(offsetof(HostRing, bytes) == 64 << 10 && sizeof(HostRing) % (64 << 10) == 0);
 
 // The rings of all that write to one rank. Memory is allocated as it is used.
 class HostInbox {
