@@ -18,11 +18,18 @@ inline uint64_t steady_now_ns() {
 // with all others, has not waited for them meanwhile.
 inline constexpr uint64_t kMostUnseenNs = 100'000'000;
 inline uint64_t own_now_ns() {
-    thread_local uint64_t t_seen_ns = 0, t_unseen_ns = 0;
+    // Atomic, since ThreadSanitizer takes a thread's fibers for threads.
+    thread_local std::atomic<uint64_t> t_seen_ns{0}, t_unseen_ns{0};
+    constexpr auto kRelaxed = std::memory_order_relaxed;
     const uint64_t now_ns = steady_now_ns();
-    if (t_seen_ns != 0 && now_ns > t_seen_ns + kMostUnseenNs) t_unseen_ns += now_ns - t_seen_ns - kMostUnseenNs;
-    t_seen_ns = now_ns;
-    return now_ns - t_unseen_ns;
+    const uint64_t seen_ns = t_seen_ns.load(kRelaxed);
+    uint64_t unseen_ns = t_unseen_ns.load(kRelaxed);
+    if (seen_ns != 0 && now_ns > seen_ns + kMostUnseenNs) {
+        unseen_ns += now_ns - seen_ns - kMostUnseenNs;
+        t_unseen_ns.store(unseen_ns, kRelaxed);
+    }
+    t_seen_ns.store(now_ns, kRelaxed);
+    return now_ns - unseen_ns;
 }
 
 // The clock of waits for ranks, but for the simulation's. Tests set another one (tests/backends/patient_clock.h).

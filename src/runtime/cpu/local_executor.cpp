@@ -2,6 +2,7 @@
 #include "runtime/cpu/local_executor.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -28,13 +29,13 @@ struct Launch {
     uint64_t earliest_deadline_ns = UINT64_MAX;  // of the current round's pauses
     bool progressed = false;                     // a task did more than poll in the current round
     Interruption interruption;
-    bool interrupted = false;
-    bool broken = false;  // a warp threw, or a barrier cannot complete: the others unwind
+    std::atomic<bool> interrupted{false};  // for ThreadSanitizer, which takes fibers for threads
+    bool broken = false;                   // a warp threw, or a barrier cannot complete: the others unwind
 
     // All warps wait.
     void idle(uint64_t deadline_ns) {
         if (peers != nullptr) peers->look();
-        interrupted = interruption.has_come();
+        interrupted.store(interruption.has_come(), std::memory_order_relaxed);
         backoff.idle(deadline_ns);
     }
 };
@@ -124,7 +125,7 @@ class LocalWarp final : public Warp {
         note_progress();
     }
     void flush_puts() override {}
-    bool is_interrupted() const override { return launch->interrupted; }
+    bool is_interrupted() const override { return launch->interrupted.load(std::memory_order_relaxed); }
     bool is_killed() const override { return false; }
     Fault fault() const override { return Fault::kNone; }
     ProtocolChecker* checker() override { return nullptr; }
