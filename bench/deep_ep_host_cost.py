@@ -16,9 +16,10 @@ import argparse
 import ctypes
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
+
+from stopwatch import mean_us
 
 import crossdock as ep
 
@@ -131,17 +132,13 @@ def handle_pair(group: ep.Group) -> Callable[[], Any]:
     return pair
 
 
-def mean_us(call: Callable[[], Any], calls: int) -> float:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter() - start) * 1e6 / calls
-
-
 def best_us(call: Callable[[], Any], options: argparse.Namespace) -> float:
-    return min(mean_us(call, options.calls) for _ in range(options.rounds))
+    best = float("inf")
+    for _ in range(options.rounds):
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, mean_us(call, options.calls))
+    return best
 
 
 def report(kinds: dict[str, Callable[[], Any]], options: argparse.Namespace) -> None:

@@ -14,21 +14,14 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from stopwatch import mean_us
 
 import crossdock as ep
-
-
-def mean_us(call: Callable[[], Any], calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter() - start) * 1e6 / calls
 
 
 def c_loop(file: str, handle: ep.Handle, stream: int, arrays: list[ep.Tensor]) -> Callable[[int], float]:

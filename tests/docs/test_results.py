@@ -8,7 +8,7 @@ import tempfile
 import unittest
 from unittest import mock
 
-from tools.results import data, slim
+from tools.results import data, deep_ep, slim
 from tools.results.markdown import replaced
 from tools.results.svg import Chart, Curve, Panel
 
@@ -22,6 +22,13 @@ DOCUMENT = {
                  "bytes_per_rank": {"dispatch": {"wire": 1024.0}}, "bound": {"dispatch": {"time_us": SPREAD}},
                  "libraries": [{"name": "crossdock", "version": 300, "symmetric_bytes": 5, "dispatch": TIMING}]}
                 for tokens in (1, 8)]}
+OF_DEEP_EP = {
+    "benchmark": "deep_ep", "library": {"name": "crossdock", "version": "0.3.0"},
+    "date": "2026-11-28", "commit": "def456", "command": "torchrun /home/user/deep_ep_bench.py",
+    "machine": {"system": "Linux", "cpu": "a CPU", "cpus": 4, "gpu": "NVIDIA GPU, 4 here"},
+    "case": {"ranks": 2, "hidden": 256, "experts": 8, "topk": 2},
+    "results": [{"case": "elastic-128", "operation": "pair", "device_us": SPREAD},
+                {"case": "elastic-128", "operation": "pair", "eager_us": {**SPREAD, "median": 70.25}}]}
 
 
 class Take(unittest.TestCase):
@@ -78,6 +85,21 @@ class Take(unittest.TestCase):
         self.take(DOCUMENT, "ll-other-2xgpu")
         runs = data.load("2xgpu")
         self.assertEqual({name: len(run.cases) for name, run in runs.items()}, {"ll-example": 1, "ll-other": 2})
+
+    # Libraries with DeepEP's classes stand side by side, those of one machine in one table.
+    def test_deep_ep(self):
+        self.take(OF_DEEP_EP, "crossdock-2xgpu")
+        other = {"library": {"name": "deep_ep", "version": "2.1.0"}, "commit": "", "results": OF_DEEP_EP["results"][:1]}
+        self.take({**OF_DEEP_EP, **other}, "deep_ep-2xgpu")
+        self.take(OF_DEEP_EP, "crossdock-2xgpu")
+        self.assertEqual(len(data.lines_of(self.folder / "out" / "deep_ep.jsonl")), 5)
+        text = "\n".join(deep_ep.performance())
+        self.assertIn("Crossdock: 2026-11-28 (def456); DeepEP 2.1.0: 2026-11-28.", text)
+        self.assertIn("| `ElasticBuffer`, compact | 128 | - | - | - | - | 26.5 | 26.5 |", text)
+        self.assertIn("| `ElasticBuffer`, compact | 128 | - | - | 70.2 | - |", text)
+        self.assertNotIn("4096", text)
+        self.assertIn("| `ElasticBuffer` dispatch + combine, 128 tokens | 26.5 | 26.5 |", deep_ep.readme())
+        self.assertNotIn("/home", (self.folder / "out" / "deep_ep.jsonl").read_text())
 
 
 class Committed(unittest.TestCase):

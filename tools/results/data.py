@@ -6,6 +6,7 @@ commit whose tree first held it, command, machine and common settings. Each furt
 run's name and the settings that are not common. In ep_bench's files a measurement is an operation of a library
 ("bound": the lower bound) in one case; a distribution is [median, p99, min, max, mean, count]. graph_operations is the
 run's where a line with device_us has none. Lines of another library that are older than their run have their own date.
+In deep_ep.jsonl runs with "benchmark" are of bench/deep_ep_bench.py (tools/results/deep_ep.py).
 """
 import datetime
 import json
@@ -174,18 +175,33 @@ def head():
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def deep_ep_lines(name, document):
+    """The lines of one JSON document of deep_ep_bench.py."""
+    yield {"run": name, **{key: value for key, value in document.items() if key != "results"}}
+    for result in document["results"]:
+        yield {"run": name, **packed_timing(result)}
+
+
 def take(folder):
-    """Takes over ep_bench's documents, NAME-MACHINE.json or cpu-NAME.json, without the names of host and folders."""
+    """Takes over documents without the names of host and folders: of ep_bench, NAME-MACHINE.json or cpu-NAME.json, and
+    of deep_ep_bench.py, crossdock-MACHINE.json, before-MACHINE.json or deep_ep-MACHINE.json."""
     now, commit = datetime.date.today().isoformat(), head()
     for path in sorted(pathlib.Path(folder).glob("*.json")):
         document = json.loads(path.read_text(), parse_float=lambda text: round(float(text), 3))
         document["machine"].pop("host", None)
         document["machine"]["system"] = document["machine"]["system"].split()[0]
         document["command"] = re.sub(r"[^ ]*/([^ /]+)", r"\1", document["command"])
-        name, machine = (path.stem[4:], "cpu") if path.stem.startswith("cpu-") else path.stem.rsplit("-", 1)
+        is_deep_ep = document.get("benchmark") == "deep_ep"
+        if is_deep_ep:
+            name, machine = path.stem, "deep_ep"
+        else:
+            name, machine = (path.stem[4:], "cpu") if path.stem.startswith("cpu-") else path.stem.rsplit("-", 1)
         file = FOLDER / f"{machine}.jsonl"
         lines = lines_of(file) if file.exists() else []
-        new = list(run_lines(name, document, now, commit))
-        old = peers_lines([line for line in lines if line["run"] == name], new)
-        write(file, [*(line for line in lines if line["run"] != name), *new, *old])
+        if is_deep_ep:
+            new = list(deep_ep_lines(name, document))
+        else:
+            new = list(run_lines(name, document, now, commit))
+            new += peers_lines([line for line in lines if line["run"] == name], new)
+        write(file, [*(line for line in lines if line["run"] != name), *new])
         print(f"took {path.name} into {file.relative_to(ROOT)}")

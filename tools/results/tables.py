@@ -3,12 +3,12 @@
 
     tables                rewrites what stands between the documents' marks, and the pictures
     tables --check        fails, and names the file, if that would change one
-    tables --take FOLDER  first takes over FOLDER's JSON files, as ep_bench --json writes them
+    tables --take FOLDER  first takes over FOLDER's JSON files, as --json of ep_bench and deep_ep_bench.py writes them
 """
 import re
 import sys
 
-from tools.results import charts, data
+from tools.results import charts, data, deep_ep
 from tools.results.markdown import replaced, table, us, wrap
 
 # README's six rows: text, run, tokens, operation, metric.
@@ -248,8 +248,10 @@ def main(arguments):
     elif arguments not in ([], ["--check"]):
         sys.exit(__doc__)
     fresh = {f"docs/{name}": text for name, text in charts.files().items()}
-    for name, lines in (("README.md", readme()), ("docs/performance.md", performance())):
-        fresh[name] = replaced((data.ROOT / name).read_text(), "tables", lines)
+    for name, lines, of_deep_ep in (("README.md", readme(), deep_ep.readme()),
+                                    ("docs/performance.md", performance(), deep_ep.performance())):
+        text = replaced((data.ROOT / name).read_text(), "tables", lines)
+        fresh[name] = replaced(text, "deep_ep", of_deep_ep)
     stale = [name for name, text in fresh.items()
              if not (data.ROOT / name).exists() or (data.ROOT / name).read_text() != text]
     if arguments == ["--check"] and stale:
