@@ -156,7 +156,7 @@ nb::object dispatch_along(nb::handle object, nb::handle x, nb::handle topk_idx, 
     lease.combine_buffer = lease.sources = nb::none();
     const bool is_captured = (!form.is_cpu || turn.has_streams()) && is_capturing();
     take_handle(form, lease, is_captured);
-    const auto make = [](const nb::object& maker) { return nb::cast<const TensorMaker&>(maker).make(); };
+    const auto make = [&](const nb::object& maker) { return nb::cast<PairMaker&>(maker).make(is_captured); };
     const nb::object counts = nb::cast<PieceMaker&>(form.counts).make(is_captured);
     const nb::object rows = make(form.rows);
     const nb::object scales = form.scales.is_none() ? nb::none() : make(form.scales);

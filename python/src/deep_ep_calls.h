@@ -13,13 +13,14 @@ namespace crossdock::python {
 
 // crossdock._core.LowLatencyForm: what follows from the form of a low-latency dispatch's arguments, which are right.
 struct LowLatencyForm {
-    nanobind::object pool;                // a PooledGroup
-    int num_topk;                         // of the handles
-    nanobind::object free;                // list of handles that eager calls use
-    nanobind::object numbers;             // (M, H, E) of the handle that is returned
-    nanobind::object counts;              // a PieceMaker
-    nanobind::object rows, scales, sums;  // TensorMakers; scales: None for bf16
-    bool transposed_scales;               // else dense, in fp32
+    nanobind::object pool;          // a PooledGroup
+    int num_topk;                   // of the handles
+    nanobind::object free;          // list of handles that eager calls use
+    nanobind::object numbers;       // (M, H, E) of the handle that is returned
+    nanobind::object counts;        // a PieceMaker
+    nanobind::object rows, scales;  // PairMakers; scales: None for bf16
+    nanobind::object sums;          // a TensorMaker
+    bool transposed_scales;         // else dense, in fp32
     bool round_scales;
     int64_t max_tokens, num_experts;
     bool is_cpu;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "array.h"
 #include "collected.h"
@@ -39,6 +40,7 @@ struct QuickMakers {
     PyObject* on_host = nullptr;
     PyObject* on_cuda = nullptr;  // on the current device
     PyObject* view = nullptr;
+    PyObject* users = nullptr;  // of a storage
     PyObject* current_device = nullptr;
 
     QuickMakers() {
@@ -50,6 +52,7 @@ struct QuickMakers {
             on_cuda = find_attribute(guards, "_empty_strided_cuda").release().ptr();
             view = find_attribute(guards, "_reinterpret_tensor").release().ptr();
         }
+        users = find_attribute(internals, "_storage_Use_Count").release().ptr();
         current_device = find_attribute(internals, "_cuda_getDevice").release().ptr();
     }
 
@@ -67,6 +70,16 @@ struct QuickMakers {
         return *makers;
     }
 };
+
+// A tensor of its own in the memory of another one, from an element on.
+nb::object view_of(nb::handle whole, nb::handle sizes, nb::handle strides, nb::handle first) {
+    PyObject* arguments[] = {whole.ptr(), sizes.ptr(), strides.ptr(), first.ptr()};
+    PyObject* made = PyObject_Vectorcall(QuickMakers::get().view, arguments, 4, nullptr);
+    if (made == nullptr) nb::raise_python_error();
+    return nb::steal(made);
+}
+
+Py_ssize_t users_of(nb::handle address) { return nb::cast<Py_ssize_t>(nb::handle(QuickMakers::get().users)(address)); }
 
 }  // namespace
 
@@ -110,8 +123,7 @@ PieceMaker::PieceMaker(nb::object like, int64_t length)
                  length > kLongestPiece ? 0 : kPieces) {}
 
 nb::object PieceMaker::make(bool is_captured) {
-    PyObject* view = QuickMakers::get().view;
-    if (is_captured || view == nullptr || num_pieces_ == 0) return make_alone();
+    if (is_captured || QuickMakers::get().view == nullptr || num_pieces_ == 0) return make_alone();
     const cudaStream_t stream = device_ < 0 ? nullptr : current_stream_of_torch(device_);
     nb::object old;  // ends last: torch lets other threads run while it frees memory
     if (!whole_.is_valid() || next_ == num_pieces_ * step_ || stream != stream_) {
@@ -125,10 +137,7 @@ nb::object PieceMaker::make(bool is_captured) {
     const nb::object whole = whole_;  // whatever other threads do meanwhile
     const nb::int_ first(next_);
     next_ += step_;
-    PyObject* arguments[] = {whole.ptr(), sizes_.ptr(), strides_.ptr(), first.ptr()};
-    PyObject* made = PyObject_Vectorcall(view, arguments, 4, nullptr);
-    if (made == nullptr) nb::raise_python_error();
-    return nb::steal(made);
+    return view_of(whole, sizes_, strides_, first);
 }
 
 int PieceMaker::visit(visitproc visit, void* arg) const {
@@ -185,6 +194,60 @@ bool CopyMaker::fill(nb::handle whole, cudaStream_t current) const {
     return is_filled;
 }
 
+PairMaker::PairMaker(nb::object like, nb::object sizes, nb::object strides)
+    : like_(std::move(like)),
+      dtype_(like_.attr("dtype")),
+      sizes_(std::move(sizes)),
+      strides_(std::move(strides)),
+      device_(device_of(like_)) {}
+
+nb::object PairMaker::make(bool is_captured) {
+    const QuickMakers& quick = QuickMakers::get();
+    if (is_captured || quick.view == nullptr || quick.users == nullptr) {
+        return new_tensor(sizes_, strides_, dtype_, like_, device_);
+    }
+    const cudaStream_t stream = device_ < 0 ? nullptr : current_stream_of_torch(device_);
+    Memory& place = memories_[next_];
+    next_ = 1 - next_;
+    // Out of its place meanwhile: torch may let other threads run, which then find none there.
+    Memory memory = std::exchange(place, Memory{});
+    if (!is_free(memory, stream)) {
+        memory = Memory{};  // first, so that its memory may serve
+        memory = new_memory(stream);
+    }
+    nb::object made = view_of(memory.tensor, sizes_, strides_, nb::int_(0));
+    std::swap(place, memory);
+    return made;
+}
+
+bool PairMaker::is_free(const Memory& memory, cudaStream_t stream) const {
+    return memory.tensor.is_valid() && memory.stream == stream && users_of(memory.address) == memory.idle_users;
+}
+
+PairMaker::Memory PairMaker::new_memory(cudaStream_t stream) const {
+    Memory memory;
+    memory.tensor = new_tensor(sizes_, strides_, dtype_, like_, device_);
+    // Python's object of the storage is one of its users, so it stays, too.
+    memory.storage = memory.tensor.attr("untyped_storage")();
+    memory.address = memory.storage.attr("_cdata");
+    memory.idle_users = users_of(memory.address);
+    memory.stream = stream;
+    return memory;
+}
+
+int PairMaker::visit(visitproc visit, void* arg) const {
+    for (const Memory& memory : memories_) {
+        Py_VISIT(memory.tensor.ptr());
+        Py_VISIT(memory.storage.ptr());
+    }
+    return 0;
+}
+
+void PairMaker::clear() {
+    // Out of their places first: torch may let other threads run while it frees memory.
+    for (Memory& memory : memories_) (void)std::exchange(memory, Memory{});
+}
+
 void bind_torch_makers(nb::module_& module) {
     nb::class_<TensorMaker>(module, "TensorMaker",
                             "Makes tensors of torch that are all alike, their elements undefined.")
@@ -201,6 +264,18 @@ void bind_torch_makers(nb::module_& module) {
         .def("__call__", &PieceMaker::make, "is_captured"_a,
              nb::sig("def __call__(self, is_captured: bool) -> typing.Any"),
              "is_captured: the current stream is being captured.");
+    nb::class_<PairMaker>(module, "PairMaker", nb::type_slots(collected<PairMaker>()),
+                          R"(Makes long tensors of torch that are all alike, in two memories that serve in turn.
+
+A memory serves again for the second-next tensor if no tensor lies in it any more, on the stream for which it was made;
+else new memory takes its place. Their elements are undefined.)")
+        .def(nb::init<nb::object, nb::object, nb::object>(), "like"_a, "sizes"_a, "strides"_a,
+             nb::sig("def __init__(self, like: object, sizes: tuple[int, ...], strides: tuple[int, ...]) -> None"),
+             "like: a tensor of the same type, on the same device.")
+        .def("__call__", &PairMaker::make, "is_captured"_a,
+             nb::sig("def __call__(self, is_captured: bool) -> typing.Any"),
+             "is_captured: the current stream is being captured.")
+        .def("clear", &PairMaker::clear, "Lets go of both memories.");
     nb::class_<CopyMaker>(module, "CopyMaker", nb::type_slots(collected<CopyMaker>()),
                           "Makes copies of one tensor of torch, on the current stream of its device; of a short one "
                           "many at a time.")

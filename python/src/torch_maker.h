@@ -84,6 +84,38 @@ class CopyMaker final : public PieceMaker {
     bool fill(nanobind::handle whole, cudaStream_t current) const override;
 };
 
+// crossdock._core.PairMaker: makes long tensors that are all alike, in two memories that serve in turn.
+//
+// A memory serves again for the second-next tensor if no tensor lies in it any more: neither the one that was made nor
+// a view of it. Else, or if the current stream is another one, new memory takes its place, and the old one stays as
+// long as its tensors. A capture gets tensors of its own, whose memory must be that of its graph. On a GPU this saves
+// torch's allocator, on a CPU the pages of memory that is new to the process.
+class PairMaker {
+  public:
+    // like: a tensor of torch of the same type, on the same device; sizes, strides: tuples.
+    PairMaker(nanobind::object like, nanobind::object sizes, nanobind::object strides);
+    // is_captured: the current stream is being captured.
+    nanobind::object make(bool is_captured);
+    int visit(visitproc visit, void* arg) const;
+    // Lets go of both memories; the next tensors get new ones.
+    void clear();
+
+  private:
+    struct Memory {
+        nanobind::object tensor, storage, address;  // address: by which torch counts the storage's users
+        Py_ssize_t idle_users = 0;                  // these
+        cudaStream_t stream = nullptr;
+    };
+
+    bool is_free(const Memory& memory, cudaStream_t stream) const;
+    Memory new_memory(cudaStream_t stream) const;
+
+    nanobind::object like_, dtype_, sizes_, strides_;
+    int device_;
+    Memory memories_[2];
+    int next_ = 0;
+};
+
 void bind_torch_makers(nanobind::module_& module);
 
 }  // namespace crossdock::python

@@ -155,6 +155,65 @@ def low_latency(rank: int, size: int) -> dict[str, float]:
     return found
 
 
+def receive_tensors(rank: int, size: int) -> dict[str, float]:
+    """Dispatches use two memories in turn; other streams, captures and those who hold rows are not disturbed."""
+    tokens, hidden = 16, 1024
+    problem = on_gpu(Problem(size, [tokens] * size, hidden, 4, 4, dropped=0))
+    x, ids, weights = problem.x[rank], problem.ids[rank], problem.weights[rank]
+    buffer: Any = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, explicitly_destroy=True)
+    expected = x.float() * weights.sum(dim=1, keepdim=True)
+
+    def dispatch(**form: Any) -> Any:
+        return buffer.low_latency_dispatch(x, ids, tokens, problem.num_experts, **form)
+
+    def places(**form: Any) -> list[tuple[int, ...]]:
+        found = []
+        for _ in range(6):
+            rows, _, _, event, hook = dispatch(**form)
+            if hook is not None:
+                hook()
+            if event.event is not None:
+                event.current_stream_wait()
+            found.append(tuple(part.data_ptr() for part in (rows if isinstance(rows, tuple) else (rows,))))
+        return found
+
+    def pair() -> Any:
+        rows, _, handle, _, _ = dispatch(use_fp8=False)
+        return rows, buffer.low_latency_combine(rows, ids, weights, handle)[0]
+
+    for settings in ({}, {"return_recv_hook": True}, {"async_finish": True}):
+        for use_fp8 in (False, True):
+            found = places(use_fp8=use_fp8, **settings)
+            assert len(set(found)) == 2 and found[::2] == found[:1] * 3, f"{settings}, FP8 {use_fp8}: {found}"
+    allocated = torch.cuda.memory_allocated()
+    eager = places(use_fp8=False)
+    row_bytes = problem.local * size * tokens * hidden * 2
+    assert torch.cuda.memory_allocated() - allocated < row_bytes
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        assert not set(places(use_fp8=False)) & set(eager)
+    torch.cuda.current_stream().wait_stream(side)
+
+    graph, (rows, out) = captured(pair)
+    held, sums = pair()
+    others = places(use_fp8=False)
+    assert rows.data_ptr() not in [held.data_ptr(), *(place for [place] in others)]
+    before = held.clone()
+    for _ in range(3):
+        out.zero_()
+        graph.replay()
+        for _ in range(3):
+            sums = pair()[1]
+            assert calc_diff(sums, expected) < 1e-5
+        assert calc_diff(out, expected) < 1e-5
+        assert torch.equal(held.view(torch.uint8), before.view(torch.uint8))
+    del graph, rows, out, held, sums, before
+    buffer.destroy()
+    return {}
+
+
 def normal(rank: int, size: int) -> dict[str, float]:
     """4096 tokens: rows, weights, ids and sums are exact; cached, worst-case in a graph, asynchronous; C API beside."""
     problem = on_gpu(Problem(size, [4096] * size, 7168, 8, max(2, 64 // size)))
@@ -317,7 +376,7 @@ def run_rank(options: argparse.Namespace) -> None:
     torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group("gloo")
     found: dict[str, float] = {}
-    for check in (routing, low_latency, normal, elastic):
+    for check in (routing, low_latency, receive_tensors, normal, elastic):
         found |= check(rank, size)
         if rank == 0:
             print(f"ok      {check.__name__}", flush=True)

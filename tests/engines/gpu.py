@@ -310,7 +310,12 @@ def parts_of(root: Path) -> list[Part]:
             listed(root, "gpu_megatron.py"),
             loading="LAZY",
         ),
-        Part("DeepEP's classes", "deep_ep_gpu.py", [], ["routing", "low_latency", "normal", "elastic"]),
+        Part(
+            "DeepEP's classes",
+            "deep_ep_gpu.py",
+            [],
+            ["routing", "low_latency", "receive_tensors", "normal", "elastic"],
+        ),
         Part("DeepEP's own tests", "deep_ep_tests", [], list(DEEP_EP_TESTS)),
     ]
 

@@ -378,10 +378,12 @@ class Buffer(Shared):
     ) -> tuple[Any, torch.Tensor, tuple[Any, ...], EventOverlap, Callable[[], None] | None]:
         """A row for each token and choice, to [L, R*M, H] by expert.
 
-        Returns (recv_x, recv_count, handle, event, hook); recv_x is (e4m3, scales) with use_fp8. If repeated ids bring
-        an expert more than R*M rows, CPUs refuse the call and on GPUs the group fails. The statistics of waiting are
-        the nanoseconds of the whole receive half, on CPUs only. use_nvfp4, of some builds of DeepEP, is refused;
-        x_global_scale is for it and has no effect without it.
+        Returns (recv_x, recv_count, handle, event, hook); recv_x is (e4m3, scales) with use_fp8. The memory of recv_x
+        serves again for the second-next dispatch of the same shape, type and stream, unless a tensor or view of it is
+        still held; callers order reads on other streams before that dispatch. If repeated ids bring an expert more than
+        R*M rows, CPUs refuse the call and on GPUs the group fails. The statistics of waiting are the nanoseconds of the
+        whole receive half, on CPUs only. use_nvfp4, of some builds of DeepEP, is refused; x_global_scale is for it and
+        has no effect without it.
         """
         if use_nvfp4:
             refuse_nvfp4()
@@ -474,7 +476,10 @@ class Buffer(Shared):
         return self._open().turns.side(x.device) if isinstance(x, torch.Tensor) else None
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> torch.Tensor:
-        """[L, R*M, H] bf16 to be filled for a combine of this handle with zero_copy=True."""
+        """[L, R*M, H] bf16 to be filled for a combine of this handle with zero_copy=True.
+
+        Its memory serves again as that of a dispatch does, once the handle and the tensor are dropped.
+        """
         return self._low_latency().combine_buffer(handle)
 
     # ---- masks ----

@@ -18,6 +18,7 @@ from crossdock._core import (
     LowLatencyForm,
     LowLatencyLease,
     OverflowPolicy,
+    PairMaker,
     combine_weighted,
     forget_arrays,
     most_rows_of_expert,
@@ -37,7 +38,7 @@ from crossdock.deep_ep.layout import (
     describe,
     is_same_memory,
 )
-from crossdock.deep_ep.makers import piece_maker, shaped_maker
+from crossdock.deep_ep.makers import Extents, pair_maker, piece_maker, shaped_maker
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.scales import Packed
 from crossdock.deep_ep.streams import on_this_stream
@@ -45,6 +46,7 @@ from crossdock.errors import Error, InvalidUsage, RemoteError
 
 BLOCK = 128  # elements of a scale
 MOST_TOPK = 11  # of DeepEP's callers: a group has memory for this many choices
+MOST_PAIRS = 8  # kinds of tensors, [L, R*M, H] or scales, whose memories a Buffer keeps
 
 # The receive half of an operation whose send half has been called.
 Finish = Callable[[], None]
@@ -79,8 +81,10 @@ class Form(LowLatencyForm):
         numbers: Shape,
         scales: str | None,
         rounds: bool,
+        pair: Callable[..., PairMaker],
     ) -> None:
-        """shape: of the rows; numbers: (M, H, E); scales: one of "fp32" and "packed", or None for bf16."""
+        """shape: of the rows; numbers: (M, H, E); scales: one of "fp32" and "packed", or None for bf16; pair: as
+        LowLatency's."""
         (num_tokens, hidden), device, (local, slots, _) = x.shape, x.device, shape
         num_scales = hidden // BLOCK
         of_scales = (local, slots, num_scales)
@@ -91,8 +95,8 @@ class Form(LowLatencyForm):
             pool.free(topk),
             numbers,
             piece_maker(device, local),
-            shaped_maker(torch.float8_e4m3fn if scales else torch.bfloat16, device, shape),
-            shaped_maker(torch.float32, device, of_scales, by_column) if scales else None,
+            pair(torch.float8_e4m3fn if scales else torch.bfloat16, device, shape),
+            pair(torch.float32, device, of_scales, by_column) if scales else None,
             shaped_maker(torch.bfloat16, device, (num_tokens, hidden)),
             scales == "fp32",
             rounds,
@@ -181,6 +185,7 @@ class LowLatency:
         self.pools: list[PooledGroup] = []
         self._masked = [False] * ranks.size
         self.forms = Forms()  # of dispatches
+        self._pairs: dict[tuple[Any, ...], PairMaker] = {}  # the last looked up is last
 
     def pool(self, device: torch.device, max_tokens: int, hidden: int, num_experts: int) -> PooledGroup:
         """The group for operations of this shape; collective where it has to be made."""
@@ -341,7 +346,26 @@ class LowLatency:
         pool = self.pool(x.device, max_tokens, hidden, num_experts)
         scales = None if not use_fp8 else "packed" if use_ue8m0 else "fp32"
         shape, numbers = (num_experts // size, size * max_tokens, hidden), (max_tokens, hidden, num_experts)
-        return Form(x, topk_idx.shape[1], pool, shape, numbers, scales, bool(round_scale))
+        return Form(x, topk_idx.shape[1], pool, shape, numbers, scales, bool(round_scale), self._pair)
+
+    def _pair(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        sizes: Extents,
+        strides: Extents | None = None,
+        of_combine: bool = False,
+    ) -> PairMaker:
+        """Of a kind of tensors, shared by all forms that have it; of_combine: of a combine's own buffers."""
+        key = dtype, device, sizes, strides, of_combine
+        pair = self._pairs.pop(key, None)
+        if pair is None:
+            if len(self._pairs) == MOST_PAIRS:
+                self._pairs.pop(next(iter(self._pairs))).clear()
+                self.forms.clear()  # some have it
+            pair = pair_maker(dtype, device, sizes, strides)
+        self._pairs[key] = pair
+        return pair
 
     def combine(
         self,
@@ -409,7 +433,8 @@ class LowLatency:
 
     def combine_buffer(self, handle: Any) -> torch.Tensor:
         round_trip = self.round_trip_of(handle)
-        made = torch.empty(round_trip.form.shape, dtype=torch.bfloat16, device=round_trip.topk_idx.device)
+        form = round_trip.form
+        made: torch.Tensor = self._pair(torch.bfloat16, form.device, form.shape, of_combine=True)(is_capturing())
         round_trip.combine_buffer = made
         return made
 
@@ -428,6 +453,9 @@ class LowLatency:
             pool.close()
         self.pools, self._sizes = [], {}
         self.forms.clear()
+        for pair in self._pairs.values():
+            pair.clear()  # handles that are left have them
+        self._pairs.clear()
 
 
 def as_dispatched(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from crossdock._core import PieceMaker, TensorMaker
+from crossdock._core import PairMaker, PieceMaker, TensorMaker
 
 Make = Callable[..., torch.Tensor]  # of extents
 Extents = tuple[int, ...]
@@ -50,9 +50,16 @@ def shaped_maker(
     dtype: torch.dtype, device: torch.device, sizes: Extents, strides: Extents | None = None
 ) -> TensorMaker:
     """Of tensors that are all alike; strides: None for dense ones."""
-    if strides is None:
-        strides = torch.empty(sizes, dtype=dtype, device="meta").stride()
-    return TensorMaker(torch.empty(0, dtype=dtype, device=device), sizes, strides)
+    return TensorMaker(torch.empty(0, dtype=dtype, device=device), sizes, strides or _dense(sizes))
+
+
+def pair_maker(dtype: torch.dtype, device: torch.device, sizes: Extents, strides: Extents | None = None) -> PairMaker:
+    """The same for long ones, in two memories that serve in turn."""
+    return PairMaker(torch.empty(0, dtype=dtype, device=device), sizes, strides or _dense(sizes))
+
+
+def _dense(sizes: Extents) -> Extents:
+    return torch.empty(sizes, device="meta").stride()
 
 
 def piece_maker(device: torch.device, length: int) -> PieceMaker:
