@@ -385,10 +385,17 @@ void Session::inspect() {
         case 3:
             expect(crossdockGroupMemoryUse(choose_group().group, break_struct(use)), "crossdockGroupMemoryUse");
             break;
-        default:
-            expect(crossdockHandleSetSums(choose_handle()->handle,
-                                          static_cast<crossdockSums_t>(input_.or_edge(input_.below(2)))),
-                   "crossdockHandleSetSums");
+        default: {
+            const Handle& handle = *choose_handle();
+            const uint32_t value = input_.or_edge(input_.below(2));
+            if (handle.group.is_ht) {
+                expect(crossdockHandleSetSms(handle.handle, value), "crossdockHandleSetSms");
+                expect(crossdockHandleSms(handle.handle, nullptr, nullptr, nullptr), "crossdockHandleSms");
+            } else {
+                expect(crossdockHandleSetSums(handle.handle, static_cast<crossdockSums_t>(value)),
+                       "crossdockHandleSetSums");
+            }
+        }
     }
 }
 

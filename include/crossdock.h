@@ -316,6 +316,24 @@ ncclResult_t crossdockHandleSetSums(ncclEpHandle_t handle, crossdockSums_t sums)
  * InvalidArgument: tag is above 1023. InvalidUsage: an LL handle. */
 ncclResult_t crossdockHandleSetTag(ncclEpHandle_t handle, unsigned int tag);
 
+/* How many SMs updates, dispatches and combines that are issued from now on take, so that other kernels can have the
+ * rest. 0, with which handles start: what the group's settings say, or the defaults of the layout. Any other number is
+ * lowered to what the operation can use: what config->max_num_sms, the operation's own field or the environment allows,
+ * where one is set; the SMs of a device, divided by the ranks that share it, on the rank that has fewest; as many as
+ * rings in the group's memory suffice for, at least the layouts' defaults. Groups with masks or several LSA teams take
+ * no more than the largest default. On CPUs operations take a rank's one thread.
+ *
+ * Every rank sets the same before a dispatch and before a combine; these two may differ. Numbers that differ once they
+ * are lowered fail the operation on all ranks with both numbers, before an output is written. Results are the same, to
+ * the bit, for every number. A captured operation keeps its number. InvalidUsage: an LL handle. */
+ncclResult_t crossdockHandleSetSms(ncclEpHandle_t handle, unsigned int num_sms);
+
+/* How many SMs the handle's next update, dispatch and combine take: crossdockHandleSetSms's number, lowered, or the
+ * group's. Where a GPU puts the first blocks of a kernel on SMs that share a TPC, up to 8 more return at once. Local.
+ * Pointers may be NULL. InvalidUsage: an LL handle. */
+ncclResult_t crossdockHandleSms(ncclEpHandle_t handle, unsigned int* update, unsigned int* dispatch,
+                                unsigned int* combine);
+
 /* Writes to *count, device memory of 8 bytes, how many pairs of an own token and a masked rank the handle's current
  * routing has dropped: the token has experts on that rank, which was masked when ncclEpUpdateHandle ended. Other ranks
  * still get the token. Rows dropped by overflow_policy are not counted: their number is recv_total_counter minus the

@@ -118,6 +118,7 @@ class Handle {
 
     void set_sums(crossdockSums_t sums) { check(crossdockHandleSetSums(handle_, sums)); }
     void set_tag(unsigned int tag) { check(crossdockHandleSetTag(handle_, tag)); }
+    void set_sms(unsigned int num_sms) { check(crossdockHandleSetSms(handle_, num_sms)); }
     void rebind(Tensor& topk_idx) { check(crossdockHandleRebind(handle_, topk_idx.get())); }
 
   private:

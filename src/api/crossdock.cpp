@@ -69,6 +69,20 @@ ncclResult_t crossdockHandleSetTag(ncclEpHandle_t handle, unsigned int tag) {
     return crossdock::boundary([&] { crossdock::handles().find(handle)->set_tag(tag); });
 }
 
+ncclResult_t crossdockHandleSetSms(ncclEpHandle_t handle, unsigned int num_sms) {
+    return crossdock::boundary([&] { crossdock::handles().find(handle)->set_sms(num_sms); });
+}
+
+ncclResult_t crossdockHandleSms(ncclEpHandle_t handle, unsigned int* update, unsigned int* dispatch,
+                                unsigned int* combine) {
+    return crossdock::boundary([&] {
+        const auto sms = crossdock::handles().find(handle)->sms();
+        if (update != nullptr) *update = sms.update;
+        if (dispatch != nullptr) *dispatch = sms.dispatch;
+        if (combine != nullptr) *combine = sms.combine;
+    });
+}
+
 ncclResult_t crossdockHandleRebind(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx) {
     return crossdock::boundary([&] { crossdock::handles().find(handle)->rebind(topk_idx); });
 }

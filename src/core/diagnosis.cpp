@@ -36,6 +36,7 @@ const char* name_of(Term term) {
             return "who sums (crossdockHandleSetSums)";
         case Term::kRouting:
             return "the routing (the number of the update that made it)";  // of windows: PeerNumber::kWindows
+        case Term::kSpare:
         case Term::kNumTerms:
             break;
     }
@@ -84,21 +85,28 @@ std::string value_of(Term term, uint64_t value) {
         case Term::kRecipe:
             return fmt::format("{}{}", value % kRoundedScales, value < kRoundedScales ? "" : " with rounded scales");
         case Term::kTopk:
+        case Term::kSpare:
         case Term::kNumTerms:
             break;
     }
     return fmt::format("{}", value);
 }
 
-// What an HT caller compares by itself; takes it out of the terms.
-std::string difference_of_tags(const PeerFault& fault, int rank, Terms& ours, Terms& theirs) {
+// Of what only HT's hosts know; takes it out of the terms.
+std::string difference_of_agreed(const PeerFault& fault, int rank, Terms& ours, Terms& theirs) {
     const bool is_update = fault.operation == OperationKind::kUpdate;
-    const uint64_t own = ours.tag(is_update), other = theirs.tag(is_update);
-    if (own == 0 && other == 0) return "";
-    ours = ours.without_tag(is_update);
-    theirs = theirs.without_tag(is_update);
-    if (own == other) return "";
-    return fmt::format("the tag (crossdockHandleSetTag) is {} on rank {}, {} on rank {}", own, rank, other, fault.peer);
+    const HtAgreed own = ours.agreed(is_update), other = theirs.agreed(is_update);
+    ours = ours.without_agreed(is_update);
+    theirs = theirs.without_agreed(is_update);
+    std::string differences;
+    const auto compare = [&](const char* name, uint64_t mine, uint64_t peers) {
+        if (mine == peers) return;
+        differences += fmt::format("{}{} is {} on rank {}, {} on rank {}", differences.empty() ? "" : "; ", name, mine,
+                                   rank, peers, fault.peer);
+    };
+    compare("the tag (crossdockHandleSetTag)", own.tag, other.tag);
+    compare("the number of SMs (crossdockHandleSetSms)", own.sms, other.sms);
+    return differences;
 }
 
 // What a rank announced: "announced 70000 rows".
@@ -163,7 +171,7 @@ std::string describe(const PeerFault& fault, int rank, const char* mode) {
     Terms own{fault.expected}, other{fault.seen};
     std::string differences;
     if (std::strcmp(mode, "HT") == 0 && own.get(Term::kOperation) == other.get(Term::kOperation))
-        differences = difference_of_tags(fault, rank, own, other);
+        differences = difference_of_agreed(fault, rank, own, other);
     for (uint32_t i = 0; i < static_cast<uint32_t>(Term::kNumTerms); ++i) {
         const Term term = static_cast<Term>(i);
         const uint64_t ours = own.get(term);

@@ -183,6 +183,8 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     config.combine_sms = combine_sms(is_ht ? kHtSms : device_sms);
     config.flat_dispatch_sms = dispatch_sms(kHtFlatSms);
     config.flat_combine_sms = combine_sms(kHtFlatSms);
+    config.most_dispatch_sms = dispatch_sms(device_sms);
+    config.most_combine_sms = combine_sms(device_sms);
     config.update_sms = resolve_sms({}, environment.comm_sms, 0, given.max_num_sms, kHtUpdateSms, device_sms);
     config.alloc = given.alloc;
     // The contract ignores enable_mask in HT mode.

@@ -33,6 +33,8 @@ struct GroupConfig {
     uint32_t flat_dispatch_sms = 0;  // HT, of flat handles
     uint32_t flat_combine_sms = 0;
     uint32_t update_sms = 0;
+    uint32_t most_dispatch_sms = 0;  // HT, what a handle may ask for
+    uint32_t most_combine_sms = 0;
     ncclEpAllocConfig_t alloc{};
     bool masking = false;
     uint64_t timeout_ns = 0;

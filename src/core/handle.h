@@ -32,6 +32,11 @@ class Handle {
     virtual void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) = 0;
     virtual void set_sums(crossdockSums_t sums) = 0;
     virtual void set_tag(unsigned int tag) = 0;
+    virtual void set_sms(unsigned int num_sms) = 0;
+    struct Sms {
+        unsigned int update, dispatch, combine;
+    };
+    virtual Sms sms() const = 0;
     virtual void rebind(const ncclEpTensor_t* topk_idx) = 0;
     virtual void dropped_tokens(uint64_t* count, cudaStream_t stream) = 0;  // count: device memory
     virtual void routing(const ncclEpTensor_t* topk_idx, cudaStream_t stream) = 0;

@@ -14,6 +14,7 @@ struct BackendTraits {
 
     // Launches. 0: chosen per operation from the GPU's properties.
     uint32_t blocks = 1;
+    uint32_t most_blocks = 0;     // HT: more than `blocks`, if a handle asks for them
     uint32_t warps = 1;           // per block, if all warps have the same role
     uint32_t warps_per_role = 1;  // if a block's warps have roles; 1: one warp does all steps of a pipeline
     uint32_t stages = 1;          // per warp
@@ -40,6 +41,7 @@ inline constexpr BackendTraits kProcessesBackend{.name = "processes"};
 inline constexpr BackendTraits kSimulationBackend{
     .name = "simulation",
     .blocks = 2,
+    .most_blocks = 3,
     .warps = 3,
     .warps_per_role = 2,
     .stages = 2,

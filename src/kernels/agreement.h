@@ -18,7 +18,8 @@ enum class Term : uint32_t {
     kRecipe,      // of quantization, or a combine's format on the wire; meaning by operation
     kDirection,   // forward or backward
     kScaleUnits,  // bytes of a row's forwarded scales / kRowUnitBytes
-    kSums,        // crossdockSums_t; HT: there is a tag
+    kSums,        // crossdockSums_t
+    kSpare,       // HT: a part of HtAgreed
     kRouting,     // HT: which one is used, the number of the operation that made it. LL dispatch: WindowTerm
     kNumTerms
 };
@@ -27,6 +28,14 @@ inline constexpr uint32_t kRowUnitBytes = 16;
 
 // In Term::kRecipe of an LL dispatch, beside the recipe: scales are rounded to powers of two.
 inline constexpr uint64_t kRoundedScales = 8;
+
+// High throughput: what ranks also agree on, known to the host alone.
+struct HtAgreed {
+    static constexpr uint32_t kTagBits = 10, kSmsBits = 8;
+
+    uint64_t tag = 0;  // the caller's (crossdockHandleSetTag)
+    uint64_t sms = 0;  // blocks of a dispatch or combine, each of which has rings with one block of every peer
+};
 
 // A hash of `bits` bits, for values that are compared and not read.
 CROSSDOCK_HOST_DEVICE constexpr uint64_t hash_of(uint64_t value, uint32_t bits) {
@@ -38,7 +47,7 @@ struct Terms {
     uint64_t word = 0;
 
     CROSSDOCK_HOST_DEVICE static constexpr uint32_t bits_of(uint32_t term) {
-        constexpr uint32_t kBits[] = {4, 7, 14, 4, 2, 4, 1, 10, 1, 17};
+        constexpr uint32_t kBits[] = {3, 7, 12, 4, 2, 4, 1, 7, 1, 6, 17};
         static_assert(sizeof(kBits) / sizeof(kBits[0]) == static_cast<uint32_t>(Term::kNumTerms),
                       "every term has a width");
         return kBits[term];
@@ -62,27 +71,28 @@ struct Terms {
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t get(Term term) const { return word >> shift_of(term) & max_of(term); }
 
-    // High throughput: a caller's tag (crossdockHandleSetTag), 0 for none. It takes fields that are free there: updates
-    // name no routing; other operations name one, from which top-k and layout follow, and their recipes take two bits.
-    static constexpr uint32_t kTagBits = 10, kRecipeBits = 2;
-    constexpr Terms with_tag(uint64_t tag, bool is_update) const {
-        if (tag == 0) return *this;
-        const Terms tagged = with(Term::kSums, 1);
-        if (is_update) return tagged.with(Term::kRouting, tag);
-        const Terms low = tagged.with(Term::kTopk, tag).with(Term::kLayout, tag >> 7);
-        return low.with(Term::kRecipe, get(Term::kRecipe) | (tag >> 9) << kRecipeBits);
+    // HtAgreed takes bits that are free in high throughput: an update names no routing, and has a tag only; from the
+    // routing that others name follow top-k and layout, which need no bits then, and their recipes take two.
+    constexpr Terms with_agreed(const HtAgreed& agreed, bool is_update) const {
+        uint64_t value = is_update ? agreed.tag : agreed.tag | agreed.sms << HtAgreed::kTagBits;
+        Terms terms = without_agreed(is_update);
+        for (uint64_t free = free_bits(is_update); free != 0; free &= free - 1, value >>= 1)
+            terms.word |= (value & 1) != 0 ? free & (~free + 1) : 0;
+        return terms;
     }
-    constexpr uint64_t tag(bool is_update) const {
-        if (get(Term::kSums) == 0) return 0;
-        if (is_update) return get(Term::kRouting);
-        return get(Term::kTopk) | get(Term::kLayout) << 7 | get(Term::kRecipe) >> kRecipeBits << 9;
+    constexpr HtAgreed agreed(bool is_update) const {
+        uint64_t value = 0;
+        uint32_t bit = 0;
+        for (uint64_t free = free_bits(is_update); free != 0; free &= free - 1, ++bit)
+            value |= (word & free & (~free + 1)) != 0 ? uint64_t{1} << bit : 0;
+        return {value & ((1u << HtAgreed::kTagBits) - 1), value >> HtAgreed::kTagBits};
     }
-    // Nothing in the fields of a tag.
-    constexpr Terms without_tag(bool is_update) const {
-        const Terms bare = with(Term::kSums, 0);
-        if (is_update) return bare.with(Term::kRouting, 0);
-        const uint64_t recipe = get(Term::kRecipe) & ((1u << kRecipeBits) - 1);
-        return bare.with(Term::kTopk, 0).with(Term::kLayout, 0).with(Term::kRecipe, recipe);
+    constexpr Terms without_agreed(bool is_update) const { return {word & ~free_bits(is_update)}; }
+    static constexpr uint64_t free_bits(bool is_update) {
+        if (is_update) return ((uint64_t{1} << HtAgreed::kTagBits) - 1) << shift_of(Term::kRouting);
+        constexpr uint32_t kRecipeBits = 2;
+        const uint64_t recipes = mask_of(Term::kRecipe) & (mask_of(Term::kRecipe) << kRecipeBits);
+        return mask_of(Term::kTopk) | mask_of(Term::kLayout) | recipes | mask_of(Term::kSums) | mask_of(Term::kSpare);
     }
 
     // A value of fewer than `bits` bits is kept; a larger one becomes a 1 followed by a hash, so that two different
@@ -97,6 +107,9 @@ struct Terms {
 };
 
 static_assert(Terms::shift_of(Term::kNumTerms) <= 64, "all terms fit into one word");
+static_assert(Terms{~uint64_t{0}}.agreed(false).sms == (1u << HtAgreed::kSmsBits) - 1 &&
+                  Terms{~uint64_t{0}}.agreed(true).tag == (1u << HtAgreed::kTagBits) - 1,
+              "there are as many free bits as needed");
 
 // The upper bits of an LL dispatch's terms: which outputs of the rank peers may write directly, and a hash of where
 // they lie in their windows; 0: none. Peers write at their own offsets, so ranks that offer the same parts must agree.

@@ -100,11 +100,10 @@ void GpuRank::synchronize_all() {
     for (const cudaStream_t stream : streams_) CHECK_CUDA(cudaStreamSynchronize(stream));
 }
 
-Graph GpuRank::capture(cudaStream_t stream, const std::function<void()>& work) {
+cudaGraph_t GpuRank::capture_graph(cudaStream_t stream, const std::function<void()>& work) {
     synchronize_all();
     barrier();
     cudaGraph_t graph = nullptr;
-    cudaGraphExec_t ready = nullptr;
     CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     try {
         work();
@@ -113,6 +112,31 @@ Graph GpuRank::capture(cudaStream_t stream, const std::function<void()>& work) {
         throw;
     }
     CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+    return graph;
+}
+
+std::vector<unsigned> GpuRank::captured_blocks(cudaStream_t stream, const std::function<void()>& work) {
+    const cudaGraph_t graph = capture_graph(stream, work);
+    size_t num_nodes = 0;
+    CHECK_CUDA(cudaGraphGetNodes(graph, nullptr, &num_nodes));
+    std::vector<cudaGraphNode_t> nodes(num_nodes);
+    CHECK_CUDA(cudaGraphGetNodes(graph, nodes.data(), &num_nodes));
+    std::vector<unsigned> blocks;
+    for (const cudaGraphNode_t node : nodes) {
+        cudaGraphNodeType type{};
+        CHECK_CUDA(cudaGraphNodeGetType(node, &type));
+        if (type != cudaGraphNodeTypeKernel) continue;
+        cudaKernelNodeParams kernel{};
+        CHECK_CUDA(cudaGraphKernelNodeGetParams(node, &kernel));
+        blocks.push_back(kernel.gridDim.x);
+    }
+    CHECK_CUDA(cudaGraphDestroy(graph));
+    return blocks;
+}
+
+Graph GpuRank::capture(cudaStream_t stream, const std::function<void()>& work) {
+    const cudaGraph_t graph = capture_graph(stream, work);
+    cudaGraphExec_t ready = nullptr;
     CHECK_CUDA(cudaGraphInstantiate(&ready, graph, 0));
     CHECK_CUDA(cudaGraphDestroy(graph));
     CHECK_CUDA(cudaGraphUpload(ready, stream));

@@ -51,6 +51,7 @@ class GpuRank : public RankContext {
     bool has_graphs() const override { return true; }
     // Collective: making a graph may synchronise.
     Graph capture(cudaStream_t stream, const std::function<void()>& work) override;
+    std::vector<unsigned> captured_blocks(cudaStream_t stream, const std::function<void()>& work) override;
     void launch(Graph graph, cudaStream_t stream) override;
     Window make_window(size_t bytes) override;
     void destroy_window(const Window& window) override;
@@ -65,6 +66,8 @@ class GpuRank : public RankContext {
     void synchronize_all();
 
   private:
+    cudaGraph_t capture_graph(cudaStream_t stream, const std::function<void()>& work);
+
     bool is_process_;
     HostExchange& exchange_;
     MakeComm make_comm_;

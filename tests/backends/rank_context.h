@@ -59,6 +59,10 @@ class RankContext {
     virtual Graph capture(cudaStream_t, const std::function<void()>&) {
         throw std::logic_error("this backend has no graphs");
     }
+    // The grids of the kernels that a capture of work holds. Nothing runs.
+    virtual std::vector<unsigned> captured_blocks(cudaStream_t, const std::function<void()>&) {
+        throw std::logic_error("this backend has no graphs");
+    }
     virtual void launch(Graph, cudaStream_t) { throw std::logic_error("this backend has no graphs"); }
 
     // Zeroed window memory. Collective.

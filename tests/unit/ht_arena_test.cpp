@@ -2,19 +2,32 @@
 // What high throughput's shared memory takes on GPUs, without one: there rings are many, one per block.
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "core/ht/arena.h"
 
 namespace crossdock {
 namespace {
 
-uint64_t bytes_on_gpus(uint32_t num_ranks, uint32_t channels, ncclEpZeroCopyMode_t zero_copy = NCCL_EP_ZERO_COPY_AUTO) {
+constexpr uint32_t kRowBytes = 14336;
+constexpr uint32_t kDeviceSms = 132;
+
+GroupConfig config_of(uint32_t num_ranks, ncclEpZeroCopyMode_t zero_copy = NCCL_EP_ZERO_COPY_AUTO) {
     GroupConfig config;
     config.zero_copy = zero_copy;
-    config.num_ranks = num_ranks;
+    config.num_ranks = config.lsa_team_size = num_ranks;
     config.num_experts = 256;
     config.max_tokens = 4096;
-    config.max_token_bytes = 14336;
-    return ht_geometry(kCudaBackend, config, channels).arena_bytes();
+    config.max_token_bytes = kRowBytes;
+    return config;
+}
+
+HtGeometry geometry_on_gpus(const GroupConfig& config, uint32_t channels) {
+    return ht_geometry(kCudaBackend, config, channels, kDeviceSms);
+}
+
+uint64_t bytes_on_gpus(uint32_t num_ranks, uint32_t channels, ncclEpZeroCopyMode_t zero_copy = NCCL_EP_ZERO_COPY_AUTO) {
+    return geometry_on_gpus(config_of(num_ranks, zero_copy), channels).arena_bytes();
 }
 
 // For 4096 tokens per rank, with the SMs that are taken unless told otherwise.
@@ -28,6 +41,47 @@ TEST(HtArena, NeedsAtMost40MiBWhereWindowsArePromised) {
 // Many ranks and blocks have rings of a few rows, not more memory in proportion.
 TEST(HtArena, GrowsSlowlyWithRanks) {
     EXPECT_LE(bytes_on_gpus(64, 24), 2 * bytes_on_gpus(8, 24) + (uint64_t{64} << 20));
+}
+
+// A handle may ask for more blocks than the default, as far as rings of two rows fit into the memory of the default's.
+TEST(HtArena, ServesMoreBlocksFromTheSameMemory) {
+    constexpr uint32_t kDefault = 32;
+    for (const auto& [num_ranks, most] : {std::pair{2u, kDeviceSms}, {4u, kDeviceSms}, {8u, kDeviceSms}, {128u, 32u}}) {
+        const HtGeometry arena = geometry_on_gpus(config_of(num_ranks), kDefault);
+        EXPECT_EQ(arena.most_channels, most) << num_ranks << " ranks";
+        // What the words of the additional blocks take.
+        const HtGeometry without = ht_geometry(kCudaBackend, config_of(num_ranks), kDefault, kDefault);
+        EXPECT_LE(arena.arena_bytes(), without.arena_bytes() + (uint64_t{4} << 20)) << num_ranks << " ranks";
+        for (uint32_t channels = 1; channels <= most; ++channels) {
+            const HtGeometry divided = arena.with_channels(channels);
+            SCOPED_TRACE(channels);
+            if (channels <= kDefault) {
+                EXPECT_EQ(divided.channels, kDefault);
+                EXPECT_EQ(divided.ring_bytes, arena.ring_bytes);
+            } else {
+                EXPECT_EQ(divided.channels, channels);
+            }
+            EXPECT_GE(divided.ring_bytes, kHtFewestSlots * kRowBytes);
+            EXPECT_EQ(divided.ring_bytes % 128, 0u);
+            EXPECT_LE(divided.rings_offset() + divided.num_rings() * divided.ring_bytes, arena.arena_bytes());
+            // No word lies where an operation with another number of blocks has rows, or words of another kind.
+            EXPECT_EQ(divided.flags_offset(), arena.flags_offset());
+            EXPECT_LE(divided.flags_offset() + 8 * divided.num_rings() * kMaxRingSlots, arena.credits_offset());
+            EXPECT_EQ(divided.credits_offset(), arena.credits_offset());
+            EXPECT_EQ(divided.weight_flags_offset(), arena.weight_flags_offset());
+            EXPECT_EQ(divided.weight_credits_offset(), arena.weight_credits_offset());
+            EXPECT_EQ(divided.done_offset(), arena.done_offset());
+            EXPECT_EQ(divided.weight_rings_offset(), arena.weight_rings_offset());
+        }
+    }
+}
+
+// Where a masked rank may still write, and between LSA teams, rings stay where they are.
+TEST(HtArena, ServesNoMoreBlocksWithMasksOrTeams) {
+    GroupConfig masked = config_of(8), teams = config_of(8);
+    masked.masking = true;
+    teams.lsa_team_size = 4;
+    for (const GroupConfig& config : {masked, teams}) EXPECT_EQ(geometry_on_gpus(config, 32).most_channels, 32u);
 }
 
 }  // namespace

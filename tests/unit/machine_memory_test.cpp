@@ -150,7 +150,7 @@ TEST(Sizes, ExtremeNumbersNeverWrap) {
                                 const GroupConfig config =
                                     GroupConfig::resolve(*communicator, &given, nullptr, Environment{});
                                 if (is_ht) {
-                                    const HtGeometry arena = ht_geometry(kThreadsBackend, config, 64);
+                                    const HtGeometry arena = ht_geometry(kThreadsBackend, config, 64, 64);
                                     const HtHandleGeometry handle{config.num_ranks, config.num_ranks,
                                                                   config.experts_per_rank(), config.max_tokens, 64};
                                     const Wide slots = Wide{config.num_ranks} * config.max_tokens;

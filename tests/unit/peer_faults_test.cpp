@@ -109,7 +109,7 @@ TEST(PeerFaults, AMessageSaysWhatTheNumberIs) {
     const Terms large = Terms{}.with_folded(Term::kRowUnits, kUnits);
     const Terms small = Terms{}.with_folded(Term::kRowUnits, 256);
     expect_words(describe(fault_of(PeerFaultKind::kDisagrees, PeerNumber::kNone, small.word, large.word), 0, "HT"),
-                 {"the bytes of a row is 4096 on rank 0", "131072 or more", "on rank 3"});
+                 {"the bytes of a row is 4096 on rank 0", "32768 or more", "on rank 3"});
     expect_words(describe(fault_of(PeerFaultKind::kDisagrees, PeerNumber::kWindowOffset, folded_window_offset(4096),
                                    folded_window_offset(64 << 20)),
                           0, "HT"),
@@ -134,6 +134,38 @@ TEST(PeerFaults, TermsOfLargeValuesAreSeldomAlike) {
     EXPECT_NE(Terms{}.with_folded(Term::kScaleUnits, 16 / kRowUnitBytes).word,
               Terms{}.with_folded(Term::kScaleUnits, 4112 / kRowUnitBytes).word);
     EXPECT_NE(Terms{}.with_folded(Term::kRouting, 5).word, Terms{}.with_folded(Term::kRouting, 5 + 2048).word);
+}
+
+// The host's own terms are read again, and leave the kernel's alone.
+TEST(PeerFaults, AgreedNumbersHaveBitsOfTheirOwn) {
+    const Terms shared = Terms{}
+                             .with(Term::kOperation, 2)
+                             .with(Term::kRowUnits, 4095)
+                             .with(Term::kDtype, 15)
+                             .with(Term::kRecipe, 3)
+                             .with(Term::kDirection, 1)
+                             .with(Term::kScaleUnits, 127);
+    for (const uint64_t tag : {0u, 1u, 2u, 511u, 512u, 1023u}) {
+        for (const uint64_t sms : {1u, 2u, 20u, 132u, 255u}) {
+            const Terms terms = shared.with_agreed({tag, sms}, false);
+            EXPECT_EQ(terms.agreed(false).tag, tag);
+            EXPECT_EQ(terms.agreed(false).sms, sms);
+            EXPECT_EQ(terms.without_agreed(false).word, shared.word);
+            EXPECT_EQ(terms.get(Term::kRouting), 0u);  // the kernel's
+        }
+        const Terms update = shared.with(Term::kTopk, 8).with(Term::kLayout, 3);
+        EXPECT_EQ(update.with_agreed({tag, 77}, true).agreed(true).tag, tag);
+        EXPECT_EQ(update.with_agreed({tag, 77}, true).without_agreed(true).word, update.word);
+    }
+    const auto fault = [&](HtAgreed own, HtAgreed other) {
+        return describe(fault_of(PeerFaultKind::kDisagrees, PeerNumber::kNone, shared.with_agreed(own, false).word,
+                                 shared.with_agreed(other, false).word),
+                        0, "HT");
+    };
+    expect_words(fault({7, 20}, {8, 132}),
+                 {"the tag (crossdockHandleSetTag) is 7 on rank 0, 8 on rank 3",
+                  "the number of SMs (crossdockHandleSetSms) is 20 on rank 0, 132 on rank 3"});
+    EXPECT_EQ(fault({7, 20}, {7, 24}).find("tag"), std::string::npos);
 }
 
 // Ranks of a low-latency dispatch that offer the same parts of their outputs must have them at the same places; others

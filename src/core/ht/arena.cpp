@@ -38,7 +38,8 @@ uint32_t gin_ring_bytes(const BackendTraits& backend, const GroupConfig& config,
 
 }  // namespace
 
-HtGeometry ht_geometry(const BackendTraits& backend, const GroupConfig& config, uint32_t channels) {
+HtGeometry ht_geometry(const BackendTraits& backend, const GroupConfig& config, uint32_t channels,
+                       uint32_t most_channels) {
     HtGeometry geometry{};
     geometry.num_ranks = config.num_ranks;
     geometry.experts_per_rank = config.experts_per_rank();
@@ -51,27 +52,45 @@ HtGeometry ht_geometry(const BackendTraits& backend, const GroupConfig& config, 
             "config->max_token_bytes is {}, allowed with {} ranks: rings of less than 2^31 bytes, {} are needed",
             config.max_token_bytes, config.num_ranks, ring);
     geometry.ring_bytes = static_cast<uint32_t>(ring);
+    geometry.rings_bytes = geometry.num_rings() * (kWeightRingBytes + ring);
+    geometry.most_channels = channels;
+    // Not where a masked rank may still write: its rings must stay apart from others'. Nor between teams, where a word
+    // of a ring is raised from the value that it had in the operation before.
+    if (config.masking || config.has_several_teams()) return geometry;
+    const uint64_t smallest = kWeightRingBytes + kHtFewestSlots * packet;
+    const uint64_t fitting = geometry.rings_bytes / (geometry.num_ranks * smallest);
+    constexpr uint64_t kMost = (uint64_t{1} << HtAgreed::kSmsBits) - 1;
+    const uint64_t most = std::min({uint64_t{most_channels}, backend.blocks > 0 ? most_channels : fitting, kMost});
+    geometry.most_channels = std::max(channels, static_cast<uint32_t>(most));
+    // Fixed numbers of blocks have rings of fixed sizes.
+    if (backend.blocks > 0) geometry.rings_bytes = geometry.most_rings() * (kWeightRingBytes + ring);
     return geometry;
 }
 
 HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
     const uint32_t device_sms = static_cast<uint32_t>(communicator.runtime().num_sms());
+    const BackendTraits& backend = communicator.backend();
     const auto blocks_of = [&](uint32_t sms) { return blocks_for(communicator, device_sms, sms); };
-    const HtBlocks own{blocks_of(config.dispatch_sms), blocks_of(config.combine_sms),
-                       blocks_of(config.flat_dispatch_sms), blocks_of(config.flat_combine_sms)};
+    const auto most_of = [&](uint32_t sms) { return std::max(blocks_of(sms), backend.most_blocks); };
+    const HtBlocks own{blocks_of(config.dispatch_sms),      blocks_of(config.combine_sms),
+                       blocks_of(config.flat_dispatch_sms), blocks_of(config.flat_combine_sms),
+                       most_of(config.most_dispatch_sms),   most_of(config.most_combine_sms)};
     std::vector<HtBlocks> all(config.num_ranks);
     communicator.all_gather(&own, all.data(), sizeof(own), "ncclEpCreateGroup",
                             communicator.setup_timeout_ns(config.timeout_ns));
     blocks = own;
     for (const HtBlocks& other : all) {
-        blocks = {std::min(blocks.dispatch, other.dispatch), std::min(blocks.combine, other.combine),
-                  std::min(blocks.flat_dispatch, other.flat_dispatch),
-                  std::min(blocks.flat_combine, other.flat_combine)};
+        for (const auto number : {&HtBlocks::dispatch, &HtBlocks::combine, &HtBlocks::flat_dispatch,
+                                  &HtBlocks::flat_combine, &HtBlocks::most_dispatch, &HtBlocks::most_combine})
+            blocks.*number = std::min(blocks.*number, other.*number);
     }
     update_blocks = blocks_of(config.update_sms);
 
-    geometry = ht_geometry(communicator.backend(), config,
-                           std::max({blocks.dispatch, blocks.combine, blocks.flat_dispatch, blocks.flat_combine}));
+    geometry = ht_geometry(backend, config,
+                           std::max({blocks.dispatch, blocks.combine, blocks.flat_dispatch, blocks.flat_combine}),
+                           std::max(blocks.most_dispatch, blocks.most_combine));
+    blocks.most_dispatch = std::min(blocks.most_dispatch, geometry.most_channels);
+    blocks.most_combine = std::min(blocks.most_combine, geometry.most_channels);
     outbox = HtOutbox::of(geometry, config.num_ranks / config.lsa_team_size,
                           gin_ring_bytes(communicator.backend(), config, geometry.channels));
     memory = communicator.allocate_symmetric(config.has_several_teams() ? outbox.bytes : geometry.arena_bytes(),

@@ -21,8 +21,10 @@ inline constexpr uint64_t kHtFewestGinSlots = 4;
 inline constexpr uint64_t kHtMostGinSlots = 16;
 inline constexpr uint32_t kHtMostCachedSlots = 32;
 
-// channels: blocks per operation.
-HtGeometry ht_geometry(const BackendTraits& backend, const GroupConfig& config, uint32_t channels);
+// channels: blocks per operation, unless a handle asks for more: then up to most_channels, as far as rings of the
+// fewest slots fit into the same memory.
+HtGeometry ht_geometry(const BackendTraits& backend, const GroupConfig& config, uint32_t channels,
+                       uint32_t most_channels);
 
 // Blocks per operation, the same on every rank.
 struct HtBlocks {
@@ -30,6 +32,8 @@ struct HtBlocks {
     uint32_t combine;
     uint32_t flat_dispatch;
     uint32_t flat_combine;
+    uint32_t most_dispatch;  // that a handle may ask for
+    uint32_t most_combine;
 };
 
 struct HtArena {

@@ -72,8 +72,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     if (total_) expect_rows(tokens, false);
 
     HtCombineArgs args{};
-    const HtBlocks& blocks = group_->ht_arena().blocks;
-    args.common = common(OperationKind::kCombine, is_expert_major() ? blocks.combine : blocks.flat_combine);
+    args.common = common(OperationKind::kCombine, blocks().combine);
     args.dtype = kernel_dtype(tokens.dtype);
     args.wire = is_quantised ? HtWire::kMxfp8 : HtWire::kRows;
     args.tokens = tokens.data;
@@ -119,7 +118,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     // A rank without rows may not know their size, except that between teams it forwards those of others.
     if (wide.num_elements() > 0 || config.has_several_teams())
         terms = terms.with_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes).with(Term::kDtype, tokens.dtype);
-    add_tag(args.common);
+    add_agreed(args.common);
     const LaunchShape shape = plan_ht_combine(*group_, args);
     before_operation(stream);
     launch<HtCombine>(group_->runtime(), args, shape, stream);

@@ -59,8 +59,7 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
                        (caller_config == nullptr || caller_config->size < NCCL_EP_DISPATCH_CONFIG_V2_SIZE);
     HtDispatchArgs args{};
     CallMemory memory;
-    const HtBlocks& blocks = group_->ht_arena().blocks;
-    args.common = common(OperationKind::kDispatch, is_expert_major() ? blocks.dispatch : blocks.flat_dispatch);
+    args.common = common(OperationKind::kDispatch, blocks().dispatch);
     read_dispatch_tensors(inputs, outputs, recipe == NCCL_EP_DISP_QUANT_FWD, args,
                           !is_eager() && (!is_v1 || is_capturing), memory);
     if (direction == NCCL_EP_BWD_PASS) {
@@ -77,7 +76,7 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     }
     memory.expect_apart();
     args.common.terms = args.common.terms.with(Term::kDirection, direction).with(Term::kRecipe, recipe);
-    add_tag(args.common);
+    add_agreed(args.common);
     const LaunchShape shape = plan_ht_dispatch(*group_, args);
     before_operation(stream);
     launch<HtDispatch>(group_->runtime(), args, shape, stream);

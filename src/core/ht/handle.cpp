@@ -93,8 +93,9 @@ uint32_t HtHandle::budget() const {
 HtCommon HtHandle::common(OperationKind operation, uint32_t channels) const {
     const HtArena& arena = group_->ht_arena();
     HtCommon common{};
-    common.arena = arena.geometry;
-    common.offsets = HtOffsets::of(arena.geometry);
+    const bool has_rings = operation != OperationKind::kUpdate;
+    common.arena = has_rings ? arena.geometry.with_channels(channels) : arena.geometry;
+    common.offsets = HtOffsets::of(common.arena);
     common.peers = arena.team->peers;
     common.reach = arena.team->reach;
     common.outbox = arena.outbox;
@@ -114,8 +115,8 @@ HtCommon HtHandle::common(OperationKind operation, uint32_t channels) const {
     return common;
 }
 
-void HtHandle::add_tag(HtCommon& common) const {
-    common.terms = common.terms.with_tag(tag_, common.scope.operation == OperationKind::kUpdate);
+void HtHandle::add_agreed(HtCommon& common) const {
+    common.terms = common.terms.with_agreed({tag_, common.channels}, common.scope.operation == OperationKind::kUpdate);
 }
 
 HtCounters HtHandle::read_counters(const ncclEpLayoutInfo_t& info, CallMemory& memory) const {
@@ -168,7 +169,7 @@ void HtHandle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* ca
     num_tokens_ = static_cast<uint32_t>(topk_idx.sizes[0]);
     total_.reset();
     HtUpdateArgs args{};
-    args.common = common(OperationKind::kUpdate, group_->ht_arena().update_blocks);
+    args.common = common(OperationKind::kUpdate, blocks().update);
     args.topk_idx = topk_idx.data;
     args.ids_are_64_bit = topk_idx.dtype == ncclInt64;
     args.alignment = alignment_;
@@ -182,7 +183,7 @@ void HtHandle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* ca
     routed_cleans_ = args.host_total == nullptr ? kAnyClean : group_->num_cleans();
     args.cleans = routed_cleans_;
     args.maker = maker();
-    add_tag(args.common);
+    add_agreed(args.common);
     const LaunchShape shape = plan_ht_update(*group_, args);
     before_operation(stream);
     launch<HtUpdate>(group_->runtime(), args, shape, stream);
@@ -244,9 +245,27 @@ void HtHandle::set_sums(crossdockSums_t) {
 }
 
 void HtHandle::set_tag(unsigned int tag) {
-    constexpr unsigned int kMost = (1u << Terms::kTagBits) - 1;
+    constexpr unsigned int kMost = (1u << HtAgreed::kTagBits) - 1;
     require(tag <= kMost, ncclInvalidArgument, "tag is {}, allowed: 0..{}", tag, kMost);
     tag_ = tag;
+}
+
+void HtHandle::set_sms(unsigned int num_sms) { sms_ = num_sms; }
+
+Handle::Sms HtHandle::sms() const {
+    group_->expect_working();
+    return blocks();
+}
+
+Handle::Sms HtHandle::blocks() const {
+    const HtArena& arena = group_->ht_arena();
+    const HtBlocks& usual = arena.blocks;
+    if (sms_ == 0) {
+        return {arena.update_blocks, is_expert_major() ? usual.dispatch : usual.flat_dispatch,
+                is_expert_major() ? usual.combine : usual.flat_combine};
+    }
+    return {std::min(sms_, arena.update_blocks), std::min(sms_, usual.most_dispatch),
+            std::min(sms_, usual.most_combine)};
 }
 
 void HtHandle::rebind(const ncclEpTensor_t*) {

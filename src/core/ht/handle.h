@@ -31,6 +31,8 @@ class HtHandle final : public Handle {
     void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) override;
     void set_sums(crossdockSums_t sums) override;
     void set_tag(unsigned int tag) override;
+    void set_sms(unsigned int num_sms) override;
+    Sms sms() const override;
     void rebind(const ncclEpTensor_t* topk_idx) override;
     void dropped_tokens(uint64_t* count, cudaStream_t stream) override;
     void routing(const ncclEpTensor_t* topk_idx, cudaStream_t stream) override;
@@ -44,8 +46,9 @@ class HtHandle final : public Handle {
     using Handle::Handle;
 
     HtHandleGeometry geometry() const;
+    Sms blocks() const;
     HtCommon common(OperationKind operation, uint32_t channels) const;
-    void add_tag(HtCommon& common) const;  // once the other terms are there
+    void add_agreed(HtCommon& common) const;  // once the other terms are there
     bool is_eager() const { return group_->config().max_recv_tokens == 0; }
     uint32_t budget() const;
     // Afterwards the number of tokens is known, and the total if that needs no waiting (or wait is set). own_rows: the
@@ -74,6 +77,7 @@ class HtHandle final : public Handle {
     bool is_topk_open_ = false;  // created with num_topk -1: each Update brings its own, up to topk_
     uint32_t routed_topk_ = 0;   // of the current routing
     uint32_t tag_ = 0;           // of the next operations
+    uint32_t sms_ = 0;           // that they take; 0: as many as the group's settings say
     bool may_relocate_ = false;  // the caller owns the memory: another handle may have written a routing there
     std::shared_ptr<uint64_t> host_total_;             // host-visible: (number of the update, total)
     std::shared_ptr<const uint64_t> total_word_;       // the word of the handle that made the current routing

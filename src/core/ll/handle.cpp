@@ -124,6 +124,14 @@ void LlHandle::set_tag(unsigned int) {
     fail(ncclInvalidUsage, "the handle belongs to an LL group, allowed for crossdockHandleSetTag: HT handles");
 }
 
+void LlHandle::set_sms(unsigned int) {
+    fail(ncclInvalidUsage, "the handle belongs to an LL group, allowed for crossdockHandleSetSms: HT handles");
+}
+
+Handle::Sms LlHandle::sms() const {
+    fail(ncclInvalidUsage, "the handle belongs to an LL group, allowed for crossdockHandleSms: HT handles");
+}
+
 void LlHandle::set_sums(crossdockSums_t sums) {
     group_->expect_working();
     require(is_expert_major(), ncclInvalidUsage,

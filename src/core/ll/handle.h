@@ -30,6 +30,8 @@ class LlHandle final : public Handle {
     void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) override;
     void set_sums(crossdockSums_t sums) override;
     void set_tag(unsigned int tag) override;
+    void set_sms(unsigned int num_sms) override;
+    Sms sms() const override;
     void rebind(const ncclEpTensor_t* topk_idx) override;
     void dropped_tokens(uint64_t* count, cudaStream_t stream) override;
     void routing(const ncclEpTensor_t* topk_idx, cudaStream_t stream) override;

@@ -27,16 +27,20 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t weights_per_row(uint32_t topk, uint32_t
     return static_cast<uint32_t>(align_up(topk < experts_per_rank ? topk : experts_per_rank, 4));
 }
 
-// Symmetric memory: words that peers write, received routing, and the rings.
+// Symmetric memory: words that peers write, received routing, and the rings. Operations may divide one arena
+// differently (with_channels), but words only ever lie where other geometries have words of the same kind.
 struct HtGeometry {
     uint32_t num_ranks;
     uint32_t experts_per_rank;
-    uint32_t max_tokens;  // a rank and operation
-    uint32_t channels;    // most blocks of an operation
-    uint32_t ring_bytes;  // of one ring
+    uint32_t max_tokens;     // a rank and operation
+    uint32_t channels;       // most blocks of an operation
+    uint32_t ring_bytes;     // of one ring
+    uint32_t most_channels;  // of any operation: words have room for so many
+    uint64_t rings_bytes;    // of all rings
 
     CROSSDOCK_HOST_DEVICE constexpr uint32_t bitmap_words() const { return (experts_per_rank + 63) / 64; }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t num_rings() const { return uint64_t{num_ranks} * channels; }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t most_rings() const { return uint64_t{num_ranks} * most_channels; }
 
     // Byte offsets; each is the end of the part before it.
     CROSSDOCK_HOST_DEVICE constexpr uint64_t entered_offset() const { return 0; }  // u64 [2][ranks]
@@ -58,28 +62,41 @@ struct HtGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t bitmaps_offset() const {  // TaggedWord [2][ranks][tokens][words]
         return align_up(bases_offset() + 16 * uint64_t{num_ranks}, 128);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t flags_offset() const {  // u64 [ranks][channels][slots]
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t flags_offset() const {  // u64 [ranks][most channels][slots]
         return align_up(bitmaps_offset() + 32 * uint64_t{num_ranks} * max_tokens * bitmap_words(), 128);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t credits_offset() const {  // u64 [ranks][channels][slots]
-        return align_up(flags_offset() + 8 * num_rings() * kMaxRingSlots, 128);
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t credits_offset() const {  // u64 [ranks][most channels][slots]
+        return align_up(flags_offset() + 8 * most_rings() * kMaxRingSlots, 128);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t weight_flags_offset() const {  // u64 [ranks][channels][slots]
-        return align_up(credits_offset() + 8 * num_rings() * kMaxRingSlots, 128);
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t weight_flags_offset() const {  // u64 [ranks][most channels][slots]
+        return align_up(credits_offset() + 8 * most_rings() * kMaxRingSlots, 128);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t weight_credits_offset() const {  // u64 [ranks][channels][slots]
-        return align_up(weight_flags_offset() + 8 * num_rings() * kMaxRingSlots, 128);
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t weight_credits_offset() const {  // u64 [ranks][most channels][slots]
+        return align_up(weight_flags_offset() + 8 * most_rings() * kMaxRingSlots, 128);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t done_offset() const {  // u64 [ranks][channels]
-        return align_up(weight_credits_offset() + 8 * num_rings() * kMaxRingSlots, 128);
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t done_offset() const {  // u64 [ranks][most channels]
+        return align_up(weight_credits_offset() + 8 * most_rings() * kMaxRingSlots, 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t weight_rings_offset() const {  // [ranks][channels][kWeightRingBytes]
-        return align_up(done_offset() + 8 * num_rings(), 128);
+        return align_up(done_offset() + 8 * most_rings(), 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t rings_offset() const {  // [ranks][channels][ring bytes]
         return weight_rings_offset() + num_rings() * kWeightRingBytes;
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t arena_bytes() const { return rings_offset() + num_rings() * ring_bytes; }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t arena_bytes() const { return weight_rings_offset() + rings_bytes; }
+
+    // The same memory for operations of so many blocks. Up to `channels` nothing changes, so that each ring stays that
+    // of one sender. More blocks have more and smaller rings in the same bytes: every block waits until all ranks have
+    // entered before it writes, so nobody reads the rings of the operation before by then.
+    constexpr HtGeometry with_channels(uint32_t number) const {
+        HtGeometry geometry = *this;
+        if (number <= channels) return geometry;
+        geometry.channels = number;
+        const uint64_t each = rings_bytes / geometry.num_rings();
+        const uint64_t room = (each < kWeightRingBytes ? 0 : each - kWeightRingBytes) / 128 * 128;
+        geometry.ring_bytes = room < ring_bytes ? static_cast<uint32_t>(room) : ring_bytes;
+        return geometry;
+    }
 };
 
 // The maker of a routing: only a handle with the same maker may read it.

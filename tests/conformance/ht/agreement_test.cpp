@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <span>
 
 #include "conformance/support/bad_call.h"
 #include "conformance/support/layer.h"
@@ -34,6 +35,7 @@ struct Passed {
     size_t scale_shift = 0;
     bool other_window = false;
     unsigned int tag = 0;
+    unsigned int sms = 0;
 };
 
 // What one rank does otherwise.
@@ -113,6 +115,23 @@ constexpr Difference kDifferences[] = {
     {"the routing", {.kind = Kind::kCombine}, {.kind = Kind::kCombine, .other_handle = true}, "", ""},
 };
 
+// Where operations have several blocks.
+constexpr const char* kNumberOfSms = "the number of SMs (crossdockHandleSetSms)";
+constexpr Difference kDifferencesOfSms[] = {
+    {kNumberOfSms, {.kind = Kind::kDispatch, .sms = 2}, {.kind = Kind::kDispatch, .sms = 1}, "2", "1"},
+    {kNumberOfSms, {.kind = Kind::kCombine, .sms = 1}, {.kind = Kind::kCombine, .sms = 2}, "1", "2"},
+    {kNumberOfSms,
+     {.kind = Kind::kDispatch, .tag = 1023, .sms = 1},
+     {.kind = Kind::kDispatch, .tag = 1023, .sms = 1000},
+     "1",
+     ""},
+    {"the tag (crossdockHandleSetTag)",
+     {.kind = Kind::kCombine, .tag = 1023, .sms = 2},
+     {.kind = Kind::kCombine, .tag = 511, .sms = 2},
+     "1023",
+     "511"},
+};
+
 // Makes calls over two handles of one layout and one of the other, in a group of its own.
 class Caller {
   public:
@@ -146,8 +165,10 @@ class Caller {
 
     ncclResult_t call(const Passed& passed) {
         const ncclEpHandle_t handle = handles_[passed.other_layout ? 2 : passed.other_handle ? 1 : 0];
-        const ncclResult_t tagged = crossdockHandleSetTag(handle, passed.tag);
-        if (tagged != ncclSuccess) return tagged;
+        for (const ncclResult_t set :
+             {crossdockHandleSetTag(handle, passed.tag), crossdockHandleSetSms(handle, passed.sms)}) {
+            if (set != ncclSuccess) return set;
+        }
         switch (passed.kind) {
             case Kind::kUpdate: {
                 OpenTensor ids;
@@ -303,14 +324,15 @@ void disagree(RankContext& context, ncclEpLayout_t layout, const Difference& dif
     }
 }
 
-void all_disagree(const BackendSpec& spec, int num_ranks, bool one_team) {
-    for (const Difference& difference : kDifferences) {
+void all_disagree(const BackendSpec& spec, int num_ranks, bool one_team,
+                  std::span<const Difference> differences = kDifferences) {
+    for (const Difference& difference : differences) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const bool windows : {false, true}) {
                 if (windows && layout != NCCL_EP_LAYOUT_FLAT) continue;
                 // Only who reaches another's window learns where that lies.
                 if (difference.odd.window_shift > 0 && (!windows || !one_team)) continue;
-                const int odd_rank = static_cast<int>(&difference - kDifferences) % num_ranks;
+                const int odd_rank = static_cast<int>(&difference - differences.data()) % num_ranks;
                 expect_clean(spec, num_ranks, std::nullopt,
                              [&](RankContext& context) { disagree(context, layout, difference, odd_rank, windows); });
             }
@@ -372,6 +394,28 @@ TEST(HtAgreement, ItDoesBetweenLsaTeams) {
     on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         const WithLsaTeam team(2);
         all_disagree(spec, 4, false);
+    });
+}
+
+// Rows would come by other blocks' rings. Numbers that are alike once they are lowered are none that differ, and
+// updates have no rings.
+TEST(HtAgreement, EveryRankLearnsOfOtherNumbersOfSms) {
+    on_each_backend_as_one_team(
+        {Backend::kSimulation, Backend::kCuda, Backend::kCudaProcesses}, [](const BackendSpec& spec) {
+            all_disagree(spec, ranks_or(3), true, kDifferencesOfSms);
+            expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
+                Caller caller(context, NCCL_EP_LAYOUT_FLAT, nullptr);
+                const auto own = static_cast<unsigned>(context.rank());
+                for (const Passed& passed :
+                     {Passed{.sms = 1 + own}, Passed{.kind = Kind::kDispatch, .sms = 1000 + own},
+                      Passed{.kind = Kind::kCombine, .sms = 2000 + own}, Passed{.kind = Kind::kDispatch, .sms = 1}})
+                    RANK_OK(context, caller.call(passed));
+                caller.synchronize();
+            });
+        });
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& spec) {
+        const WithLsaTeam team(2);
+        all_disagree(spec, 4, false, kDifferencesOfSms);
     });
 }
 

@@ -40,7 +40,8 @@ Layer::Layer(RankContext& context, ncclEpGroup_t group, const Problem& problem, 
       group_(group),
       stream_(stream != nullptr ? stream : context.make_stream()),
       problem_(problem),
-      options_(options) {
+      options_(options),
+      sms_(options.sms_seed) {
     if (problem.is_ht()) lsa_team_size_ = static_cast<int>(traffic_of(context, group).lsa_team_size);
     make_buffers();
     refill(problem);

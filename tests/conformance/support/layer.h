@@ -153,6 +153,7 @@ class Layer {
     void write_inputs();
     static void poison(std::initializer_list<Buffer*> buffers);
 
+    void limit_sms(bool is_update);
     ncclEpTensor_t* ids_tensor(Call& call) const;
     ncclEpLayoutInfo_t numbers_info(Call& call, const Numbers& numbers);
     ncclResult_t dispatch(ncclEpPassDir_t direction, bool send_only);
@@ -178,6 +179,7 @@ class Layer {
     std::optional<HtRouting> routing_;  // high throughput
     int lsa_team_size_ = 0;             // of the group (high throughput)
     bool is_updated_ = false;
+    Random sms_;
     bool unused_rows_matter_ = true;
 
     // Dispatch: its inputs, then its outputs (null where the mode, the layout or the recipe has none).

@@ -54,6 +54,7 @@ ncclEpLayoutInfo_t Layer::numbers_info(Call& call, const Numbers& numbers) {
 
 ncclResult_t Layer::update() {
     is_updated_ = true;
+    limit_sms(true);
     Call call(options_.naming);
     Fleeting<ncclEpLayoutInfo_t> info(numbers_info(call, update_numbers_));
     if (options_.version_1_structs) info->size = NCCL_EP_LAYOUT_INFO_V1_SIZE;
@@ -62,7 +63,16 @@ ncclResult_t Layer::update() {
     return ncclEpUpdateHandle(handle(), ids_tensor(call), no_info ? nullptr : info.get(), stream_);
 }
 
+// Dispatches and combines to the same number on every rank, updates to any.
+void Layer::limit_sms(bool is_update) {
+    if (options_.sms_seed == 0) return;
+    const unsigned any = static_cast<unsigned>(context_.rank()) + 1;
+    const unsigned number = sms_.pick({0u, 1u, 2u, 3u, 24u, 64u, 1000u});
+    RANK_OK(context_, crossdockHandleSetSms(handle(), is_update ? any : number));
+}
+
 ncclResult_t Layer::dispatch(ncclEpPassDir_t direction, bool send_only) {
+    limit_sms(false);
     const bool forward = direction == NCCL_EP_FWD_PASS;
     const size_t rows = num_rows();
     const size_t metadata_rows = num_metadata_rows();
@@ -108,6 +118,7 @@ ncclResult_t Layer::dispatch(ncclEpPassDir_t direction, bool send_only) {
 }
 
 ncclResult_t Layer::combine(ncclEpPassDir_t direction, bool send_only) {
+    limit_sms(false);
     const bool forward = direction == NCCL_EP_FWD_PASS;
     const size_t rows = num_combine_rows();
     Call call(options_.naming);

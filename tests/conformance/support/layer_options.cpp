@@ -27,6 +27,7 @@ LayerOptions random_options(uint64_t seed, ncclEpAlgorithm_t algorithm, WindowAr
     options.extra_rows = static_cast<size_t>(random.pick({0, 0, 0, 1, 7}));
     options.extra_metadata_rows = static_cast<size_t>(random.pick({0, 0, 0, 1, 7}));
     options.exact_combine_rows = random.chance(40);
+    options.sms_seed = Random(seed ^ 0x535).chance(60) ? seed | 1 : 0;
     if (arena == nullptr) return options;
     options.arena = arena;
     options.naming = random.pick({Naming::kWindowOnly, Naming::kWindowAndData});
