@@ -95,6 +95,20 @@ void Handle::set_tag(unsigned int tag) {
     tag_ = tag;
 }
 
+void Handle::set_sms(unsigned int num_sms) {
+    expect_open();
+    if (num_sms == sms_) return;
+    check(crossdockHandleSetSms(handle_, num_sms));
+    sms_ = num_sms;
+}
+
+nb::tuple Handle::sms() const {
+    expect_open();
+    unsigned int update = 0, dispatch = 0, combine = 0;
+    check(crossdockHandleSms(handle_, &update, &dispatch, &combine));
+    return nb::make_tuple(update, dispatch, combine);
+}
+
 void Handle::rebind(nb::handle topk_idx) {
     expect_open();
     CallArrays arrays(is_cpu(*group_), 1);
@@ -226,6 +240,11 @@ N rows of a high-throughput receive array.)")
         .def("set_sums", &Handle::set_sums, "sums"_a, "How low-latency expert-major combines sum from now on.")
         .def("set_tag", &Handle::set_tag, "tag"_a,
              "High throughput: a number, 0..1023, that must be the same on all ranks in the next operations.")
+        .def("set_sms", &Handle::set_sms, "num_sms"_a,
+             "High throughput: at most so many SMs for each operation from now on, the same on all ranks; 0: what the "
+             "group's settings say.")
+        .def_prop_ro("sms", &Handle::sms, nb::sig("def sms(self) -> tuple[int, int, int]"),
+                     "High throughput: the SMs that the next update, dispatch and combine take; 1 on CPUs.")
         .def(
             "rebind", &Handle::rebind, "topk_idx"_a.none(),
             "Low latency, expert-major, after a dispatch: its combines read this topk_idx from now on. Each element is "

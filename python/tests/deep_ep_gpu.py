@@ -252,6 +252,19 @@ def normal(rank: int, size: int) -> dict[str, float]:
     cached, _ = captured(lambda: buffer.combine(buffer.dispatch(x, handle=handle)[0], handle))
     found["normal pair, cached, graph, us"] = period_us(cached)
     own, sums = handle.route.lease.handle, torch.empty_like(x)
+    # As many SMs as each call says, whatever the one before took; rows and sums stay the same.
+    own.set_sms(1 << 16)
+    usual, most = deep_ep.Buffer.num_sms, own.sms[1]
+    for num_sms in (2, 8, 24, 64, 200):
+        config = deep_ep.Config(num_sms)
+        rows = buffer.dispatch(x, handle=handle, config=config)[0]
+        assert own.sms[1] == min(num_sms, most) and torch.equal(rows, expected[0])
+        deep_ep.Buffer.set_num_sms(num_sms + 2)
+        assert torch.equal(buffer.combine(rows, handle)[0], (x.float() * times).bfloat16())
+        assert own.sms[2] == min(num_sms + 2, most)
+        cached, _ = captured(partial(lambda config: buffer.dispatch(x, handle=handle, config=config), config))
+        found[f"normal dispatch, cached, {min(num_sms, most)} SMs, graph, us"] = period_us(cached)
+    deep_ep.Buffer.set_num_sms(usual)
     rows = buffer.dispatch(x, handle=handle)[0]
 
     def plain() -> None:
@@ -293,7 +306,13 @@ def elastic(rank: int, size: int) -> dict[str, float]:
             assert calc_diff(result, x.float() * times) < 1e-5
             assert torch.equal(back, torch.where(ids >= 0, weights, 0))
         found[f"elastic pair, expanded {expand}, graph, us"] = period_us(graph)
+    rows, _, _, handle, _ = buffer.dispatch(x, ids, weights, num_experts=problem.num_experts, num_sms=6)
+    own, sums = handle._state.route.lease.handle, buffer.combine(rows, handle)[0]
+    assert handle.num_sms == 6 and own.sms[1:] == (6, 6)
+    again = buffer.dispatch(x, handle=handle, num_sms=2)[0]
+    assert own.sms[1] == 2 and torch.equal(again, rows) and torch.equal(buffer.combine(rows, handle)[0], sums)
     rows, _, _, handle, _ = buffer.dispatch(x, ids, weights, num_experts=problem.num_experts)
+    assert handle.num_sms == buffer.get_theoretical_num_sms(problem.num_experts, 8)
     fresh = partial(buffer.dispatch, x, ids, weights, num_experts=problem.num_experts)
     found["elastic dispatch, fresh, host, us"] = host_us(fresh)
     found["elastic dispatch, by expert, host, us"] = host_us(partial(fresh, do_expand=True))

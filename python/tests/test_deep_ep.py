@@ -16,6 +16,7 @@ from deep_ep_checks import Problem, arguments_of  # noqa: E402
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
 from crossdock.deep_ep import layout  # noqa: E402
+from crossdock.deep_ep.row_exchange import RowExchange  # noqa: E402
 from crossdock.deep_ep.utils.math import (  # noqa: E402
     calc_diff,
     per_token_cast_back,
@@ -467,6 +468,74 @@ def test_names_and_hints() -> None:
     deep_ep.Config(num_sms=6, num_max_nvl_chunked_send_tokens=1000)
     with pytest.raises(ValueError, match="num_sms is 0, allowed: 1 and more"):
         deep_ep.Config(0)
+
+
+def test_num_sms(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Every operation takes as many as its config says, or set_num_sms, whatever the dispatch before it took.
+    seen: list[int] = []
+    limit = RowExchange.limit
+    spy = staticmethod(lambda lease, sms: (seen.append(sms), limit(lease, sms)))
+    monkeypatch.setattr(RowExchange, "limit", spy)
+    monkeypatch.setattr(deep_ep.Buffer, "num_sms", 20)
+
+    def program(comm: ep.Communicator) -> None:
+        problem, buffer = Problem(1, [30], experts_per_rank=4), buffer_of(comm)
+        x, ids, weights = problem.x[0], problem.ids[0], problem.weights[0]
+        arguments = arguments_of(buffer.get_dispatch_layout(ids, problem.num_experts))
+
+        def expect(sms: int, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+            seen.clear()
+            made = call(*given, **named)
+            assert set(seen) == {sms}
+            return made
+
+        routing = {"topk_idx": ids, "topk_weights": weights, **arguments}
+        rows, _, own, _, handle, _ = expect(20, buffer.dispatch, x, **routing)
+        sums, back, _ = expect(20, buffer.combine, rows, handle, own, x)
+        for num_sms in (2, 64, 1 << 40):
+            config = deep_ep.Config(num_sms)
+            given = min(num_sms, 1 << 16)
+            assert equal(expect(given, buffer.dispatch, x, config=config, **routing)[0], rows)
+            deep_ep.Buffer.set_num_sms(num_sms)
+            for form in ({"config": config}, {}, {"async_finish": True}, {"previous_event": buffer.capture()}):
+                assert equal(expect(given, buffer.dispatch, x, handle, **form)[0], rows)
+                assert equal(expect(given, buffer.dispatch, (x, x[:, :2].float()), handle, **form)[0][0], rows)
+                expect(given, buffer.combine, rows, handle, **form)
+                again = expect(given, buffer.combine, rows, handle, own, x, **form)
+                assert equal(again[0], sums) and equal(again[1], back)
+            deep_ep.Buffer.set_num_sms(48)
+        for call in (
+            lambda: buffer.dispatch(x, handle, config=20),
+            lambda: buffer.combine(x, handle, config=20),
+        ):
+            with pytest.raises(AssertionError, match="config is of type int, expected a Config or None"):
+                call()
+        buffer.destroy()
+
+    ep.run_threads(1, program)
+
+
+def test_num_sms_do_not_change_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not on CPUs, where ranks may also differ, and not if it changes at any time.
+    monkeypatch.setattr(deep_ep.Buffer, "num_sms", 20)
+    problem = Problem(RANKS, [40, 23, 0])
+
+    def program(comm: ep.Communicator) -> None:
+        buffer, rank = buffer_of(comm), comm.rank
+        x, ids, weights = problem.x[rank], problem.ids[rank], problem.weights[rank]
+        arguments = arguments_of(buffer.get_dispatch_layout(ids, problem.num_experts))
+        first: Any = None
+        for step in range(6):
+            deep_ep.Buffer.set_num_sms(2 + 2 * rank + 20 * step)
+            rows, _, _, _, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, **arguments)
+            deep_ep.Buffer.set_num_sms(4)
+            rows, *_ = buffer.dispatch(x, handle)
+            sums, _, _ = buffer.combine(rows, handle, config=deep_ep.Config(1 + step))
+            first = sums if first is None else first
+            assert torch.equal(rows, problem.received(rank)[0]) and torch.equal(sums, first)
+        buffer.destroy()
+
+    ep.run_threads(RANKS, program)
 
 
 def test_events() -> None:

@@ -258,7 +258,7 @@ event.current_stream_wait()
 print("another device", flush=True)
 device = 1
 route = buffer.runtime.exchange
-assert route.send_plain(way.route, x, buffer.runtime.turns.side(x.device)) is None
+assert route.send_plain(way.route, x, 20, buffer.runtime.turns.side(x.device)) is None
 buffer.destroy()
 """
 

@@ -14,6 +14,7 @@ from deep_ep_checks import Problem  # noqa: E402
 
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
+from crossdock.deep_ep.row_exchange import RowExchange  # noqa: E402
 from crossdock.deep_ep.utils.math import per_token_cast_back, per_token_cast_to_fp8  # noqa: E402
 
 RANKS = 3
@@ -298,3 +299,49 @@ def test_wrong_use() -> None:
             buffer.combine(rows, handle)
 
     ep.run_threads(2, program)
+
+
+@pytest.mark.parametrize("prefers_overlap", [True, False])
+@pytest.mark.parametrize("expand", [True, False])
+def test_num_sms(expand: bool, prefers_overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of a fresh dispatch: the argument, or the theoretical number, which is lower for overlap; of others: the argument,
+    # or the handle's.
+    seen: list[int] = []
+    limit = RowExchange.limit
+    spy = staticmethod(lambda lease, sms: (seen.append(sms), limit(lease, sms)))
+    monkeypatch.setattr(RowExchange, "limit", spy)
+
+    def program(comm: ep.Communicator) -> None:
+        problem = Problem(1, [30], experts_per_rank=4)
+        x, ids, weights = problem.x[0], problem.ids[0], problem.weights[0]
+        buffer = buffer_of(comm, num_max_tokens_per_rank=32, prefer_overlap_with_compute=prefers_overlap)
+        usual = buffer.get_theoretical_num_sms(num_experts=problem.num_experts, num_topk=3)
+        assert usual == (24 if prefers_overlap else 32)
+
+        def expect(sms: int, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+            seen.clear()
+            made = call(*given, **named)
+            assert set(seen) == {sms}
+            return made
+
+        forms: tuple[dict[str, Any], ...] = ({}, {"async_with_compute_stream": True})
+        first: Any = None
+        for asked in (0, 2, 64, 132):
+            fresh = {"num_experts": problem.num_experts, "do_expand": expand, "num_sms": asked}
+            rows, _, own, handle, _ = expect(asked or usual, buffer.dispatch, x, ids, weights, **fresh)
+            assert handle.num_sms == (asked or usual)
+            first = first or (rows, buffer.combine(rows, handle, own))
+            for other in (0, 6):
+                for form in ({"num_sms": other, **form} for form in forms):
+                    num_sms = other or handle.num_sms
+                    again = expect(num_sms, buffer.dispatch, x, handle=handle, do_expand=expand, **form)
+                    assert torch.equal(again[0], first[0]) and again[3].num_sms == (asked or usual)
+                    expect(num_sms, buffer.dispatch, x, None, weights, handle=handle, do_expand=expand, **form)
+                    expect(num_sms, buffer.combine, rows, handle, **form)
+                    sums = expect(num_sms, buffer.combine, rows, handle, own, x, **form)
+                    assert torch.equal(sums[1], first[1][1])
+        with pytest.raises(AssertionError, match="num_sms is -1, allowed: 0 and more"):
+            buffer.combine(rows, handle, num_sms=-1)
+        buffer.destroy()
+
+    ep.run_threads(1, program)

@@ -11,6 +11,7 @@ import numbers
 from crossdock.deep_ep.errors import require
 
 SIZE_UNIT = 128
+MOST_SMS = 1 << 16  # more than any device has
 NODE_RANKS = 8  # what callers take for a node where they ask by a number of ranks alone
 
 
@@ -24,7 +25,7 @@ def _expect_positive(name: str, value: int) -> None:
 
 
 class Config:
-    """DeepEP's tuning values. Results never depend on them."""
+    """DeepEP's tuning values, of which num_sms has an effect, on GPUs. Results never depend on them."""
 
     def __init__(
         self,
@@ -62,6 +63,15 @@ class Config:
             return 0
         nodes = -(-num_ranks // NODE_RANKS)
         return align(self._num_sms * nodes * self._rdma_tokens * (hidden_bytes + 256) // 2, SIZE_UNIT)
+
+
+def sms_of(config: Config | None, usual: int) -> int:
+    """num_sms of a call's config, or the usual one."""
+    if config is not None:
+        fits = isinstance(config, Config)
+        require(fits, lambda: f"config is of type {type(config).__name__}, expected a Config or None")
+        usual = config._num_sms
+    return int(min(usual, MOST_SMS))
 
 
 # By bytes and number of ranks, the (M, H, E) that were asked for last. Callers make a buffer of that many bytes next.

@@ -24,7 +24,9 @@ __all__ = ["EPHandle", "ElasticBuffer", "get_logical_domain_size", "get_physical
 
 SIZE_UNIT = 2 << 20
 LARGEST_TOPK = 32  # what sizes are for where num_topk is not said
-DEFAULT_NUM_SMS = 24
+# By prefer_overlap_with_compute. With fewer, operations are slower; with more, they are hardly faster
+# (docs/performance.md).
+NUM_SMS = {True: 24, False: 32}
 
 Event = EventHandle | EventOverlap | None
 
@@ -47,7 +49,8 @@ class ElasticBuffer(Shared):
 
     Collective, as its calls are. num_max_tokens_per_rank: M where dispatch does not say it. allow_multiple_reduction:
     a rank may round its sum of a token's expanded rows before it sends it. Rows are always in the order of source rank
-    and token, regardless of deterministic. All other arguments are stored and have no effect. A buffer that is dropped
+    and token, regardless of deterministic. prefer_overlap_with_compute: operations take fewer SMs where the call does
+    not say how many. All other arguments are stored and have no effect. A buffer that is dropped
     without destroy keeps its memory until the same ranks make another buffer, or the process ends.
     """
 
@@ -101,7 +104,7 @@ class ElasticBuffer(Shared):
         self.num_scaleout_ranks, self.num_scaleup_ranks = 1, ranks.size
         self.scaleout_rank_idx, self.scaleup_rank_idx = 0, ranks.rank
         self.num_rdma_ranks, self.num_nvlink_ranks = ranks.num_nodes, ranks.node_size
-        self.num_allocated_qps = num_allocated_qps or self.get_theoretical_num_qps(DEFAULT_NUM_SMS)
+        self.num_allocated_qps = num_allocated_qps or self.get_theoretical_num_qps(NUM_SMS[True])
 
     # ---- sizes and settings ----
 
@@ -130,11 +133,12 @@ class ElasticBuffer(Shared):
         sm_read_gbs: float = 200,
         sm_write_gbs: float = 50,
     ) -> int:
-        """SMs for the library while other kernels run."""
+        """SMs of operations whose num_sms is 0: by prefer_overlap_with_compute alone, and no more than there are."""
+        usual = NUM_SMS[bool(self.prefer_overlap_with_compute)]
         if not torch.cuda.is_initialized():
-            return DEFAULT_NUM_SMS
+            return usual
         there: int = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-        return max(4, min(DEFAULT_NUM_SMS, there // 2 * 2))
+        return max(4, min(usual, there // 2 * 2))
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         layout.check_count("num_sms", num_sms, 0)
@@ -206,6 +210,8 @@ class ElasticBuffer(Shared):
         Returns (recv_x, recv_topk_idx, recv_topk_weights, handle, event).
         """
         runtime = self._open()
+        if num_sms != 0:
+            layout.check_count("num_sms", num_sms, 0, most=INT32_MAX)
         require(not do_zero_padding or do_expand, "do_zero_padding is True and do_expand False, allowed: both True")
         events = previous_event, previous_event_before_epilogue
         has_event = async_with_compute_stream or events != (None, None)
@@ -217,7 +223,7 @@ class ElasticBuffer(Shared):
             is_bare = topk_idx is None and num_experts is None and expert_alignment is None
             if not is_bare or do_cpu_sync or do_expand or type(handle) is not EPHandle or handle.do_expand:
                 self._check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, bool(do_expand))
-            again = runtime.elastic.rows_again(x, handle)
+            again = runtime.elastic.rows_again(x, handle, num_sms)
             if again is not None:
                 return *again, None, handle, no_event()
         do_expand, do_zero_padding = bool(do_expand), bool(do_zero_padding)
@@ -237,7 +243,7 @@ class ElasticBuffer(Shared):
             known, also_read = handle, handle.read_again()
 
             def work() -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
-                return runtime.elastic.dispatch_again(call, known)
+                return runtime.elastic.dispatch_again(call, known, num_sms)
 
         else:
             require(topk_idx is not None, "topk_idx is None, expected [tokens, top-k] (or a handle)")
@@ -250,7 +256,6 @@ class ElasticBuffer(Shared):
             require(fits, lambda: f"expert_alignment is {alignment!r}, allowed: 1..{INT32_MAX}")
             most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
             layout.check_count("num_max_tokens_per_rank", most, 0, most=INT32_MAX)
-            layout.check_count("num_sms", num_sms, 0)
             is_exact = do_cpu_sync is None or do_cpu_sync
             require(is_exact or most > 0, "num_max_tokens_per_rank is 0, allowed without CPU sync: 1 and more")
             if most == 0:
@@ -369,10 +374,12 @@ class ElasticBuffer(Shared):
         Returns (combined_x [T, H], combined_topk_weights [T, K] or None, event).
         """
         runtime = self._open()
+        if num_sms != 0:
+            layout.check_count("num_sms", num_sms, 0, most=INT32_MAX)
         events = previous_event, previous_event_before_epilogue
         has_event = async_with_compute_stream or events != (None, None)
         if topk_weights is None and bias is None and not has_event:
-            plain = runtime.elastic.sums_again(x, handle)
+            plain = runtime.elastic.sums_again(x, handle, num_sms)
             if plain is not None:
                 return plain, None, no_event()
         biases, rounds = biases_of(bias), self.allow_multiple_reduction
@@ -380,11 +387,11 @@ class ElasticBuffer(Shared):
         if not (
             overlaps(previous_event, async_with_compute_stream) or _delays_epilogue(previous_event_before_epilogue)
         ):
-            return *runtime.elastic.combine(x, handle, topk_weights, biases, rounds), EventOverlap()
+            return *runtime.elastic.combine(x, handle, topk_weights, biases, rounds, num_sms), EventOverlap()
         state_of(handle, runtime.elastic.exchange)
         result, event = runtime.turns.run(
             x.device,
-            lambda: runtime.elastic.combine(x, handle, topk_weights, biases, rounds),
+            lambda: runtime.elastic.combine(x, handle, topk_weights, biases, rounds, num_sms),
             [x, topk_weights, *biases, *handle.read_again()],
             lambda made: made,
             previous_event,

@@ -159,7 +159,7 @@ class Elastic:
         counting, first = make.int32(local + 1), ranks.rank * max_tokens
         routing = PackedRouting.of(x, topk_idx, weights, scales, first, local, is_in_rank, counting)
         words = num_words(topk, num_scales)
-        route = self.exchange.route(routing.targets, most_tokens, row_bytes, words, budget, expected, tag)
+        route = self.exchange.route(routing.targets, most_tokens, row_bytes, words, budget, expected, num_sms, tag)
         values, came = self.exchange.send(route, x, routing.words)
 
         num_rows = route.num_rows
@@ -252,20 +252,22 @@ class Elastic:
         state = getattr(handle, "_state", None)
         return state.route if type(state) is State and state.expansion is None else None
 
-    def rows_again(self, x: Any, handle: EPHandle) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def rows_again(self, x: Any, handle: EPHandle, num_sms: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Rows of x along a handle by rank, and their local ids. None: x needs a conversion, take the general path."""
-        rows = self.exchange.send_plain(self._route_by_rank(handle), x)
+        route = self._route_by_rank(handle)
+        rows = None if route is None else self.exchange.send_plain(route, x, num_sms or handle.num_sms)
         return None if rows is None else (rows, handle._state.copy_of_local_ids())
 
-    def sums_again(self, x: Any, handle: EPHandle) -> torch.Tensor | None:
+    def sums_again(self, x: Any, handle: EPHandle, num_sms: int) -> torch.Tensor | None:
         """The sums of rows along a handle by rank. None: x needs a conversion, take the general path."""
-        if getattr(x, "dtype", None) is not torch.bfloat16:
+        route = self._route_by_rank(handle)
+        if route is None or getattr(x, "dtype", None) is not torch.bfloat16:
             return None
-        sums: torch.Tensor | None = self.exchange.add_up_plain(self._route_by_rank(handle), x)
+        sums: torch.Tensor | None = self.exchange.add_up_plain(route, x, num_sms or handle.num_sms)
         return sums
 
     def dispatch_again(
-        self, call: Call, handle: EPHandle
+        self, call: Call, handle: EPHandle, num_sms: int
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
         state = state_of(handle, self.exchange)
         num_tokens, expected = call.tokens.values.shape[0], state.route.num_tokens
@@ -273,6 +275,7 @@ class Elastic:
             message = f"x has {num_tokens} rows, expected those of the dispatch that made the handle: {expected}"
             require(False, message)
         x, scales = call.tokens
+        self.exchange.limit(state.route.lease, num_sms or handle.num_sms)
         values, (scales, weights) = self.exchange.send_again(state.route, x, scales, call.topk_weights)
         ids = None if state.expansion is not None else state.copy_of_local_ids()
         return self._outputs(call, handle, values, ids, weights, scales)
@@ -303,12 +306,13 @@ class Elastic:
         topk_weights: torch.Tensor | None,
         biases: list[torch.Tensor],
         rounds_between: bool,
+        num_sms: int,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """rounds_between: sums over a rank's experts may be rounded before they travel."""
+        """rounds_between: sums over a rank's experts may be rounded before they travel. num_sms 0: the handle's."""
         state = state_of(handle, self.exchange)
         route, expansion = state.route, state.expansion
         if topk_weights is None and not biases:
-            plain = self.sums_again(x, handle)
+            plain = self.sums_again(x, handle, num_sms)
             if plain is not None:
                 return plain, None
         num_rows = handle.num_expanded_tokens if expansion is not None else route.num_rows
@@ -326,6 +330,7 @@ class Elastic:
             check_tensor("topk_weights", topk_weights)
             check_memory("topk_weights", topk_weights, x.device)
             _check_weights(topk_weights, (num_rows, state.local_ids.shape[1]) if expansion is None else (num_rows,))
+        self.exchange.limit(route.lease, num_sms or handle.num_sms)
         rows, weights, tag = x, None, 0 if topk_weights is None else tags.WEIGHTS
         if expansion is not None:
             given = None if topk_weights is None else topk_weights.contiguous()

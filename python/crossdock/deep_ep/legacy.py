@@ -107,7 +107,7 @@ class Buffer(Shared):
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Stored for callers that read it, without effect."""
+        """SMs of dispatches and combines in normal mode whose config does not say it; no effect on CPUs."""
         fits = is_whole(new_num_sms, 1) and new_num_sms % 2 == 0
         require(fits, lambda: f"num_sms is {new_num_sms!r}, allowed: positive even numbers")
         Buffer.num_sms = new_num_sms
@@ -243,19 +243,19 @@ class Buffer(Shared):
         stays valid for any number of later calls. Without a handle, rows follow is_token_in_rank, and on GPUs the call
         waits for the device twice; only CPUs report a count that does not match.
         """
-        runtime = self._open()
+        runtime, sms = self._open(), sizes.sms_of(config, Buffer.num_sms)
         if handle is not None:
             require(topk_idx is None and topk_weights is None, "topk_idx and topk_weights: not allowed with a handle")
             if previous_event is None:
-                again, event = _along(runtime, runtime.exchange.send_plain, handle, x, async_finish)
+                again, event = _along(runtime, runtime.exchange.send_plain, handle, x, sms, async_finish)
                 if again is not None:
                     return again, None, None, None, None, event
             if not overlaps(previous_event, async_finish):
-                return runtime.normal.dispatch_again(x, handle), None, None, None, None, EventOverlap()
+                return runtime.normal.dispatch_again(x, handle, sms), None, None, None, None, EventOverlap()
             tokens = Tokens.of(x)
             again, event = runtime.turns.run(
                 tokens.values.device,
-                lambda: runtime.normal.dispatch_again(x, handle),
+                lambda: runtime.normal.dispatch_again(x, handle, sms),
                 tokens,
                 lambda made: made if isinstance(made, tuple) else (made,),
                 previous_event,
@@ -298,6 +298,7 @@ class Buffer(Shared):
                 num_worst_tokens,
                 num_tokens_per_rdma_rank is not None,
                 types,
+                sms,
             )
 
         if not overlaps(previous_event, async_finish):
@@ -327,18 +328,18 @@ class Buffer(Shared):
 
         Returns (combined_x [T, H], combined_topk_weights [T, K] or None, event).
         """
-        runtime = self._open()
+        runtime, sms = self._open(), sizes.sms_of(config, Buffer.num_sms)
         if bias is None and topk_weights is None and previous_event is None:
-            plain, event = _along(runtime, runtime.exchange.add_up_plain, handle, x, async_finish)
+            plain, event = _along(runtime, runtime.exchange.add_up_plain, handle, x, sms, async_finish)
             if plain is not None:
                 return plain, None, event
         biases = biases_of(bias)
         layout.check_tensor("x", x)
         if not overlaps(previous_event, async_finish):
-            return *runtime.normal.combine(x, handle, topk_weights, biases), EventOverlap()
+            return *runtime.normal.combine(x, handle, topk_weights, biases, sms), EventOverlap()
         result, event = runtime.turns.run(
             x.device,
-            lambda: runtime.normal.combine(x, handle, topk_weights, biases),
+            lambda: runtime.normal.combine(x, handle, topk_weights, biases, sms),
             [x, topk_weights, *biases],
             lambda made: made,
             previous_event,
@@ -521,15 +522,15 @@ def _expect_one(is_split: bool) -> None:
 
 
 def _along(
-    runtime: Runtime, call: Callable[..., Any], handle: Any, x: Any, is_async: bool
+    runtime: Runtime, call: Callable[..., Any], handle: Any, x: Any, sms: int, is_async: bool
 ) -> tuple[torch.Tensor | None, EventOverlap]:
     """What a call of the exchange makes of x along the handle's route. None: take the general path."""
     route = getattr(handle, "route", None)
     if not is_async:
-        return call(route, x), no_event()
+        return call(route, x, sms), no_event()
     if not isinstance(x, torch.Tensor):
         return None, no_event()
-    found: tuple[torch.Tensor | None, EventOverlap] | None = call(route, x, runtime.turns.side(x.device))
+    found: tuple[torch.Tensor | None, EventOverlap] | None = call(route, x, sms, runtime.turns.side(x.device))
     return (None, no_event()) if found is None else found
 
 

@@ -130,6 +130,7 @@ class Normal:
         num_worst_tokens: int,
         has_nodes: bool,
         types: tuple[int, int],
+        sms: int,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int], DispatchHandle]:
         """A fresh one; arguments are checked. types: number_of_type of x and of its scales."""
         x, scales = tokens
@@ -151,7 +152,9 @@ class Normal:
         local = num_experts // ranks.size
         routing = PackedRouting.of(x, topk_idx, topk_weights, scales, 0, local, is_token_in_rank)
         words = num_words(topk, num_scales)
-        route = self.exchange.route(routing.targets, agreed.most_tokens, row_bytes, words, agreed.most_rows, expected)
+        route = self.exchange.route(
+            routing.targets, agreed.most_tokens, row_bytes, words, agreed.most_rows, expected, sms
+        )
         if num_worst_tokens > 0:
             route.num_rows = num_worst_tokens
 
@@ -182,14 +185,15 @@ class Normal:
         handle = _handle_of(route, agreed if counts is not None else None, numbers, is_token_in_rank, has_nodes)
         return received if own_scales is None else (received, own_scales), ids, weights, expert_counts, handle
 
-    def dispatch_again(self, x: Any, handle: Any) -> Any:
+    def dispatch_again(self, x: Any, handle: Any, sms: int) -> Any:
         """Along the route of a handle: rows at the same places."""
-        plain = self.exchange.send_plain(route_of(handle, self.exchange), x)
+        plain = self.exchange.send_plain(route_of(handle, self.exchange), x, sms)
         if plain is not None:
             return plain
         tokens = Tokens.of(x)
         route = self._expect_tokens(handle, tokens.values.shape[0], "x")
         check_memory("x", tokens.values, route.total.device)
+        self.exchange.limit(route.lease, sms)
         received, [scales, _] = self.exchange.send_again(route, *tokens)
         return received if scales is None else (received, scales)
 
@@ -204,11 +208,11 @@ class Normal:
         return route
 
     def combine(
-        self, x: torch.Tensor, handle: Any, topk_weights: torch.Tensor | None, biases: list[torch.Tensor]
+        self, x: torch.Tensor, handle: Any, topk_weights: torch.Tensor | None, biases: list[torch.Tensor], sms: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         route = route_of(handle, self.exchange)
         if topk_weights is None and not biases:
-            plain = self.exchange.add_up_plain(route, x)
+            plain = self.exchange.add_up_plain(route, x, sms)
             if plain is not None:
                 return plain, None
         check_rows(x, route, "x", SUM_TYPES)
@@ -216,6 +220,7 @@ class Normal:
             check_bias(bias, route, x)
         if topk_weights is not None:
             check_rows(topk_weights, route, "topk_weights", (torch.float32,))
+        self.exchange.limit(route.lease, sms)
         if topk_weights is None:
             return add_up_with(self.exchange, route, x, biases, 0), None
         sums = add_up_with(self.exchange, route, x, biases, tags.WEIGHTS)

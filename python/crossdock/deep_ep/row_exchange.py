@@ -92,11 +92,13 @@ class RowExchange:
         side_words: int,
         budget: int,
         num_received: int | None,
+        sms: int,
         tag: int = 0,
     ) -> Route:
         """Makes way for tokens: targets [T, n] has the ranks of each, -1 where there are fewer. Collective.
 
-        most_tokens, row_bytes, side_words and budget are the same on all ranks. budget: rows of every tensor, for
+        most_tokens, row_bytes, side_words and budget are the same on all ranks. sms: of this operation, as in limit.
+        budget: rows of every tensor, for
         calls that must not wait for the number of rows; 0: num_received is that number, None: read it from the device.
         More rows than a budget fail the group.
         """
@@ -105,6 +107,7 @@ class RowExchange:
         lease = Lease(pool.pool, -1)
         total = makers_of(device).int32(1)
         try:
+            self.limit(lease, sms)
             lease.handle.set_tag(tag)
             lease.handle.update(targets, layout_info=LayoutInfo(recv_total_counter=total))
         except Error as error:
@@ -151,6 +154,11 @@ class RowExchange:
         self._pools.append(pool)
         self._sizes[key] = _Size(pool, tokens, capacity, rows)
         return self._sizes[key]
+
+    @staticmethod
+    def limit(lease: Lease, sms: int) -> None:
+        """From now on operations of the handle take at most so many SMs; the same on all ranks with GPUs."""
+        lease.handle.set_sms(sms)
 
     def send(
         self, route: Route, tokens: torch.Tensor, words: torch.Tensor | None, tag: int = 0
@@ -214,24 +222,29 @@ class RowExchange:
             first += part.shape[1]
         return received, found
 
-    def send_plain(self, route: Any, x: Any, side: SideStream | None = None) -> Any:
+    def send_plain(self, route: Any, x: Any, sms: int, side: SideStream | None = None) -> Any:
         """Sends x along a route and returns the received rows. None: x needs a conversion, take the general path.
 
         side: for an asynchronous call, which returns the rows and an EventOverlap.
         """
         if type(route) is not Route or route.owner is not self or route.plain is None:
             return None
+        self.limit(route.lease, sms)
         try:
             return route.plain.send_again(x, side)
         except Error as error:
             raise self.translated(error) from error
 
-    def add_up_plain(self, route: Any, rows: Any, side: SideStream | None = None, tag: int = 0) -> Any:
+    def add_up_plain(self, route: Any, rows: Any, sms: int, side: SideStream | None = None) -> Any:
         """add_up, likewise."""
         if type(route) is not Route or route.owner is not self or route.plain is None:
             return None
+        self.limit(route.lease, sms)
+        return self._add_up_plain(route, rows, 0, side)
+
+    def _add_up_plain(self, route: Route, rows: torch.Tensor, tag: int, side: SideStream | None = None) -> Any:
         try:
-            return route.plain.add_up(rows, side, tag)
+            return None if route.plain is None else route.plain.add_up(rows, side, tag)
         except Error as error:
             raise self.translated(error) from error
 
@@ -240,7 +253,7 @@ class RowExchange:
 
         tag: tags.WEIGHTS and tags.BIAS, if the combine has them.
         """
-        plain: torch.Tensor | None = self.add_up_plain(route, rows, tag=tag)
+        plain: torch.Tensor | None = self._add_up_plain(route, rows, tag)
         if plain is not None:
             return plain
         hidden, size = rows.shape[1], rows.element_size()
@@ -253,7 +266,7 @@ class RowExchange:
             # Columns are summed each for itself: what the padding has does not matter.
             wide = maker_of(rows.dtype, rows.device)(num_rows, padded)
             wide.narrow(1, 0, hidden).copy_(rows)
-            plain = self.add_up_plain(route, wide, tag=tag)
+            plain = self._add_up_plain(route, wide, tag)
             if plain is not None:
                 return plain.narrow(1, 0, hidden).contiguous()
         if padded != hidden or num_rows != rows.shape[0]:
