@@ -98,14 +98,14 @@ void Handle::set_tag(unsigned int tag) {
 void Handle::set_sms(unsigned int num_sms) {
     expect_open();
     if (num_sms == sms_) return;
-    check(crossdockHandleSetSms(handle_, num_sms));
+    group_->call([&] { check(crossdockHandleSetSms(handle_, num_sms)); });
     sms_ = num_sms;
 }
 
 nb::tuple Handle::sms() const {
     expect_open();
     unsigned int update = 0, dispatch = 0, combine = 0;
-    check(crossdockHandleSms(handle_, &update, &dispatch, &combine));
+    group_->call([&] { check(crossdockHandleSms(handle_, &update, &dispatch, &combine)); });
     return nb::make_tuple(update, dispatch, combine);
 }
 

@@ -147,6 +147,27 @@ def test_a_budget_that_is_too_small_is_told() -> None:
     ep.run_threads(2, overflow, problem)
 
 
+def limited(comm: ep.Communicator, problem: Problem) -> None:
+    with group_of(comm, problem) as group:
+        handle = group.init_handle(ep.Layout.FLAT, problem.topk_idx[0].shape[1])
+        for num_sms in (0, 1, 20, 2**32 - 1):
+            handle.set_sms(num_sms)
+            assert handle.sms == (1, 1, 1)
+        handle.close()
+    group = ep.Group(comm, num_experts=2, max_dispatch_tokens_per_rank=2, max_token_bytes=16)
+    handle = group.init_handle(ep.Layout.RANK_MAJOR, 1)
+    with pytest.raises(ep.InvalidUsage, match="HT handles"):
+        handle.set_sms(1)
+    with pytest.raises(ep.InvalidUsage, match="HT handles"):
+        handle.sms  # noqa: B018
+    group.close()
+
+
+def test_handles_take_a_number_of_sms() -> None:
+    # On CPUs a rank has one thread, whatever is asked for.
+    ep.run_threads(2, limited, random_problem(1, 2, 2, 8, 16, 4))
+
+
 def relocation(comm: ep.Communicator, problem: Problem) -> None:
     """A second handle over the memory of the first works with its routing."""
     rank, topk, tokens = comm.rank, problem.topk_idx[0].shape[1], problem.tokens[comm.rank]

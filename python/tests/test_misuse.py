@@ -111,6 +111,8 @@ def test_every_call_on_closed_objects() -> None:
         lambda: handle.combine(tokens, tokens),
         lambda: handle.complete(),
         lambda: handle.set_sums(ep.Sums.EXACT),
+        lambda: handle.set_sms(1),
+        lambda: handle.sms,
         lambda: handle.rebind(routing()),
         lambda: group.create_handle(ep.Layout.EXPERT_MAJOR, routing()),
         lambda: group.init_handle(ep.Layout.EXPERT_MAJOR, 1),

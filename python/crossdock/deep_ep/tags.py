@@ -30,6 +30,7 @@ _OF_DISPATCH: tuple[_Part, ...] = (
 )
 _OF_COMBINE: tuple[_Part, ...] = ((_ROW_BYTES, 0, range(16)), ("topk_weights", 4, _GIVEN), ("bias", 5, _GIVEN))
 _FOUND = re.compile(r"the tag \(crossdockHandleSetTag\) is (\d+) on rank (\d+), (\d+) on rank (\d+)")
+_SMS = "the number of SMs (crossdockHandleSetSms)"
 
 
 def of_dispatch(rows: torch.Tensor, scales: torch.Tensor | None = None, weights: torch.Tensor | None = None) -> int:
@@ -47,6 +48,8 @@ WEIGHTS, BIAS = 1 << 4, 1 << 5
 
 def explained(error: Error, form_of: Callable[[int], dict[str, object]]) -> Error:
     """The error with names and values in place of tags. form_of: names and values of the form with a given tag."""
+    if _SMS in str(error):
+        error = type(error)(str(error).replace(_SMS, "num_sms"))
     found = _FOUND.search(str(error))
     if found is None:
         is_budget = "whose max_recv_tokens_per_rank is" in str(error)
