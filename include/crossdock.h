@@ -363,6 +363,87 @@ ncclResult_t crossdockHandleRouting(ncclEpHandle_t handle, const ncclEpTensor_t*
  * rank-major handle, sender's sums, a pending send_only operation, nothing dispatched, or other routing bound since. */
 ncclResult_t crossdockHandleRebind(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx);
 
+/* ---- Elastic operations: packed rows, with all that their receiver wants to know of them ---- */
+
+/* A dispatch whose outputs have as many rows as arrive (or more), in the order of source rank, token and choice, with
+ * their origin and the counts that grouped GEMMs want: what DeepEP's ElasticBuffer returns, written by the kernel that
+ * receives the rows. It goes along the handle's routing (ncclEpUpdateHandle), in groups of either algorithm.
+ *
+ * T own tokens with K choices each; R ranks; L experts of a rank; N tokens that have an expert on this rank. An expert
+ * that a token names twice has one row of it.
+ *   By rank (handles of layout RANK_MAJOR or FLAT): row n is the n-th of the N tokens.
+ *   By expert (EXPERT_MAJOR): row for row, the tokens of expert 0, then those of expert 1, ...; each expert's rows
+ *   begin at a multiple of the alignment.
+ * Outputs may have more rows than arrive; what is beyond is undefined, unless said below. Arrays are dense and
+ * row-major unless strides are given; optional ones may be NULL, also where others are not. */
+typedef struct {
+    unsigned int size;  /* sizeof(crossdockElasticDispatch_t) */
+    unsigned int magic; /* NCCL_EP_MAGIC */
+    /* In. */
+    const ncclEpTensor_t* tokens;       /* [T, H]; any type that dispatch carries; rows of a multiple of 16 bytes */
+    const ncclEpTensor_t* scales;       /* [T, S] of 4-byte elements, copied bit by bit; NULL: S is 0 */
+    int64_t scale_strides[2];           /* in elements, from token to token and from column to column; 0, 0: dense */
+    const ncclEpTensor_t* topk_weights; /* [T, K] fp32; NULL: none travel. All ranks pass it, or none */
+    unsigned int alignment;             /* of an expert's rows and counts; 0 and 1: none. HT expert-major: the handle's
+                                           (dispatch_output_per_expert_alignment), or 0 */
+    unsigned int origin_stride;         /* sources count tokens so: source rank * origin_stride + token */
+    int zero_padding;                   /* by expert. 1: the rows between the experts' are zeros in all outputs */
+    /* Out. */
+    const ncclEpTensor_t* out_tokens;       /* [rows, H] */
+    const ncclEpTensor_t* out_scales;       /* [rows, S], with scales */
+    int64_t out_scale_strides[2];           /* as scale_strides */
+    const ncclEpTensor_t* out_topk_idx;     /* optional, by rank: [rows, K] int32 or int64: expert ids as this rank
+                                               numbers its own, -1 for those of other ranks; -1 beyond N */
+    const ncclEpTensor_t* out_topk_weights; /* optional, with topk_weights. By rank: [rows, K], all of the token's. By
+                                               expert: [rows], of this choice, the sum where a token names it twice */
+    const ncclEpTensor_t* sources;          /* optional, [N or more, K + 2] int32. Of token n: its source rank *
+                                               origin_stride + token; n; by expert, the row of each choice; -1 for
+                                               choices on other ranks, and by rank */
+    const ncclEpTensor_t* rank_ends;        /* optional, [R] int32: tokens from ranks 0 .. r */
+    const ncclEpTensor_t* expert_counts;    /* optional, [L] int32: tokens of each expert */
+    const ncclEpTensor_t* expert_ends;      /* optional, [L] int32. By rank: sums of the counts of experts 0 .. l, each
+                                               rounded up to the alignment. By expert: the end of expert l's rows */
+    const ncclEpTensor_t* statistics;       /* optional, [L] int32: the counts are added */
+} crossdockElasticDispatch_t;
+
+#define CROSSDOCK_ELASTIC_DISPATCH_INIT \
+    { sizeof(crossdockElasticDispatch_t), NCCL_EP_MAGIC, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0, 0 }
+
+/* One kernel, enqueued on the stream; capturable. More rows than the outputs have fail the group
+ * (crossdockGroupDiagnosis and the message tell how many); none is written beyond them. Ranks that differ in K, in the
+ * type or bytes of rows or scales fail with a message on all. May be repeated along the same routing, and runs in
+ * between other operations of the group; a later combine goes by the last one. InvalidArgument: a struct or tensor that
+ * is missing or of other type or shape than above, alignment 0x80000000 or more, or not the handle's. InvalidUsage: no
+ * routing, a group with masks; LL: several LSA teams, more than 64 ranks, more than 32768 experts or 65535 tokens per
+ * rank. */
+ncclResult_t crossdockElasticDispatch(ncclEpHandle_t handle, const crossdockElasticDispatch_t* call,
+                                      cudaStream_t stream);
+
+/* Returns the rows of the handle's last elastic dispatch and adds them up: out_tokens[t] = bias[0][t] + bias[1][t] +
+ * the sum over ranks of their row of t. In fp32, in this order, ranks ascending, rounded once. By expert, a rank first
+ * sums its rows of t in fp32 in the order of t's choices, and rounds the sum once (one row alone stays as it is). */
+typedef struct {
+    unsigned int size;  /* sizeof(crossdockElasticCombine_t) */
+    unsigned int magic; /* NCCL_EP_MAGIC */
+    /* In. */
+    const ncclEpTensor_t* tokens;       /* [rows, H] bf16, fp16 or fp32, placed as the dispatch's out_tokens; as many
+                                           rows or fewer, but all that came. H may differ from the dispatch's */
+    const ncclEpTensor_t* topk_weights; /* fp32, as out_topk_weights: [rows, K], or by expert [rows]. They return
+                                           unchanged, nothing is multiplied. NULL: none. All ranks pass it, or none */
+    const ncclEpTensor_t* bias[2];      /* [T, H] of the type of tokens, or NULL */
+    /* Out. */
+    const ncclEpTensor_t* out_tokens;       /* [T, H] of the type of tokens */
+    const ncclEpTensor_t* out_topk_weights; /* [T, K] fp32, with topk_weights: of each choice, what its rank passed; 0
+                                               for choices of no expert */
+} crossdockElasticCombine_t;
+
+#define CROSSDOCK_ELASTIC_COMBINE_INIT \
+    { sizeof(crossdockElasticCombine_t), NCCL_EP_MAGIC, 0, 0, {0, 0}, 0, 0 }
+
+/* One kernel, enqueued on the stream; capturable; may be repeated. InvalidArgument, InvalidUsage: as the dispatch, and
+ * InvalidUsage without an elastic dispatch before. */
+ncclResult_t crossdockElasticCombine(ncclEpHandle_t handle, const crossdockElasticCombine_t* call, cudaStream_t stream);
+
 /* ---- Routing counts, and routing that travels beside rows ---- */
 
 /* What layers on top, such as crossdock.deep_ep, need to know of a routing, in one kernel each.

@@ -99,3 +99,19 @@ ncclResult_t crossdockHandleSources(ncclEpHandle_t handle, const ncclEpTensor_t*
                                     cudaStream_t stream) {
     return crossdock::boundary([&] { crossdock::handles().find(handle)->sources(tokens, ranges, stream); });
 }
+
+ncclResult_t crossdockElasticDispatch(ncclEpHandle_t handle, const crossdockElasticDispatch_t* call,
+                                      cudaStream_t stream) {
+    return crossdock::boundary([&] {
+        const auto found = crossdock::handles().find(handle);
+        found->elastic_dispatch(crossdock::mandatory_struct(call, sizeof(*call), "call"), stream);
+    });
+}
+
+ncclResult_t crossdockElasticCombine(ncclEpHandle_t handle, const crossdockElasticCombine_t* call,
+                                     cudaStream_t stream) {
+    return crossdock::boundary([&] {
+        const auto found = crossdock::handles().find(handle);
+        found->elastic_combine(crossdock::mandatory_struct(call, sizeof(*call), "call"), stream);
+    });
+}

@@ -29,6 +29,8 @@ class Handle {
                           cudaStream_t stream) = 0;
     virtual void combine(const ncclEpCombineInputs_t* inputs, const ncclEpCombineOutputs_t* outputs,
                          const ncclEpCombineConfig_t* config, cudaStream_t stream) = 0;
+    virtual void elastic_dispatch(const crossdockElasticDispatch_t& call, cudaStream_t stream) = 0;
+    virtual void elastic_combine(const crossdockElasticCombine_t& call, cudaStream_t stream) = 0;
     virtual void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) = 0;
     virtual void set_sums(crossdockSums_t sums) = 0;
     virtual void set_tag(unsigned int tag) = 0;

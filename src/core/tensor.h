@@ -48,6 +48,13 @@ class CallMemory {
   public:
     void reads(const Tensor& tensor) { inputs_[num_inputs_++] = Range::of(tensor); }
     void writes(const Tensor& tensor) { outputs_[num_outputs_++] = Range::of(tensor); }
+    // The same for tensors that are not dense: the bytes from their first element to their last one.
+    void reads(const char* name, const std::byte* data, size_t bytes) {
+        inputs_[num_inputs_++] = {name, data, data + bytes};
+    }
+    void writes(const char* name, const std::byte* data, size_t bytes) {
+        outputs_[num_outputs_++] = {name, data, data + bytes};
+    }
     void expect_apart() const;  // InvalidArgument that names two tensors that share bytes
 
   private:
@@ -57,8 +64,8 @@ class CallMemory {
         const std::byte* end = nullptr;
         static Range of(const Tensor& tensor);
     };
-    std::array<Range, 4> inputs_;
-    std::array<Range, 8> outputs_;
+    std::array<Range, 5> inputs_;
+    std::array<Range, 9> outputs_;
     size_t num_inputs_ = 0;
     size_t num_outputs_ = 0;
 };

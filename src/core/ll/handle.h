@@ -27,6 +27,8 @@ class LlHandle final : public Handle {
                   cudaStream_t stream) override;
     void combine(const ncclEpCombineInputs_t* inputs, const ncclEpCombineOutputs_t* outputs,
                  const ncclEpCombineConfig_t* config, cudaStream_t stream) override;
+    void elastic_dispatch(const crossdockElasticDispatch_t& call, cudaStream_t stream) override;
+    void elastic_combine(const crossdockElasticCombine_t& call, cudaStream_t stream) override;
     void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) override;
     void set_sums(crossdockSums_t sums) override;
     void set_tag(unsigned int tag) override;
