@@ -146,14 +146,21 @@ std::optional<Error> Group::failure() const {
     const Overflow& overflow = status_->overflow;
     const bool is_ll = config_.algorithm == NCCL_EP_ALGO_LOW_LATENCY;
     const char* const mode = is_ll ? "LL" : "HT";
-    if (__atomic_load_n(&overflow.complete, __ATOMIC_ACQUIRE) != 0 && is_ll) {
+    const bool has_overflowed = __atomic_load_n(&overflow.complete, __ATOMIC_ACQUIRE) != 0;
+    if (has_overflowed && (overflow.operation == OperationKind::kElasticDispatch ||
+                           overflow.operation == OperationKind::kElasticCombine)) {
+        return Error(ncclInvalidUsage,
+                     fmt::format("the group has failed: {} rows came to rank {}, whose tensor in {} {} has {}",
+                                 overflow.total, overflow.rank, mode, name_of(overflow.operation), overflow.budget));
+    }
+    if (has_overflowed && is_ll) {
         return Error(
             ncclInvalidUsage,
             fmt::format("the group has failed: {} rows of one expert came to rank {}, allowed: at most {} (ranks "
                         "* max_dispatch_tokens_per_rank): rows of topk_idx repeat the expert",
                         overflow.total, overflow.rank, overflow.budget));
     }
-    if (__atomic_load_n(&overflow.complete, __ATOMIC_ACQUIRE) != 0) {
+    if (has_overflowed) {
         return Error(ncclInvalidUsage,
                      fmt::format("the group has failed: {} rows (expert-major: padded slots) came to rank {}, whose "
                                  "max_recv_tokens_per_rank is {}: raise it, or set overflow_policy to drop",

@@ -36,6 +36,10 @@ template struct OnGpu<HtDispatch, Peers::kLsa>;
 template struct OnGpu<HtDispatch, Peers::kLsaAndGin>;
 template struct OnGpu<HtCombine, Peers::kLsa>;
 template struct OnGpu<HtCombine, Peers::kLsaAndGin>;
+template struct OnGpu<HtElasticDispatch, Peers::kLsa>;
+template struct OnGpu<HtElasticDispatch, Peers::kLsaAndGin>;
+template struct OnGpu<HtElasticCombine, Peers::kLsa>;
+template struct OnGpu<HtElasticCombine, Peers::kLsaAndGin>;
 template struct OnGpu<HtMaskClean, Peers::kLsa>;
 
 template struct OnGpu<A2sgdSumsKernel, Peers::kLsa>;

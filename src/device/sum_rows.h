@@ -237,8 +237,9 @@ CROSSDOCK_DEVICE void sum_rows(const Ctx& ctx, const Summands& summands, uint32_
     sum_bytes<kDType>(ctx, summands, begin, end, out);
 #else
     static_cast<void>(ctx);
-    const std::byte* rows[64];
-    float weights[64];
+    constexpr uint32_t kMostRows = 66;  // of the largest top-k, and two tensors that are added to them
+    const std::byte* rows[kMostRows];
+    float weights[kMostRows];
     uint32_t count = 0;
     for (uint32_t i = 0; i < summands.count; ++i) {
         if (summands.row(i) == nullptr) continue;

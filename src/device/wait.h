@@ -39,6 +39,7 @@ struct Overflow {
     uint32_t rank;  // whose budget it was
     uint32_t total;
     uint32_t budget;
+    OperationKind operation;
 };
 
 // What a peer's words show that a rank of this library, called with the same arguments, never writes.
@@ -198,6 +199,7 @@ CROSSDOCK_DEVICE_RARE void record_overflow(const Ctx& ctx, const WaitScope& scop
         record.rank = static_cast<uint32_t>(rank);
         record.total = total;
         record.budget = budget;
+        record.operation = scope.operation;
         complete_record(ctx, scope, &record.claimed, &record.complete);
     }
     fail_group(ctx, scope, &record.claimed);

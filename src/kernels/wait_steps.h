@@ -6,7 +6,17 @@
 
 namespace crossdock {
 
-enum class OperationKind : uint32_t { kNone, kDispatch, kCombine, kComplete, kMaskClean, kUpdate, kA2sgd };
+enum class OperationKind : uint32_t {
+    kNone,
+    kDispatch,
+    kCombine,
+    kComplete,
+    kMaskClean,
+    kUpdate,
+    kA2sgd,
+    kElasticDispatch,
+    kElasticCombine
+};
 
 constexpr const char* name_of(OperationKind operation) {
     switch (operation) {
@@ -24,6 +34,10 @@ constexpr const char* name_of(OperationKind operation) {
             return "update";
         case OperationKind::kA2sgd:
             return "a2sgd";
+        case OperationKind::kElasticDispatch:
+            return "elastic dispatch";
+        case OperationKind::kElasticCombine:
+            return "elastic combine";
     }
     return "";
 }

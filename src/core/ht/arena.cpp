@@ -25,15 +25,33 @@ uint32_t slots_for(const BackendTraits& backend, const GroupConfig& config, uint
         std::clamp<uint64_t>(slots, kHtFewestSlots, is_deep ? kMaxRingSlots : kHtMostCachedSlots));
 }
 
+// A packet, and the largest one, of an elastic dispatch.
+struct PacketBytes {
+    uint64_t of_rows;
+    uint64_t largest;
+
+    explicit PacketBytes(const GroupConfig& config)
+        : of_rows(align_up(config.max_token_bytes, 128)),
+          largest(align_up(config.max_token_bytes + routing_bytes(most_topk(config)), 128)) {}
+
+  private:
+    static uint32_t most_topk(const GroupConfig& config) {
+        const uint32_t largest = std::min<uint32_t>(kMaxTopk, config.num_experts);
+        return config.num_topk > 0 ? std::min(config.num_topk, largest) : largest;
+    }
+};
+
 // Slots of a ring of rows between teams. More slots need fewer credits. A credit covers half of the slots; if their
 // number is fixed, two, or one if every rank is a team.
 uint32_t gin_ring_bytes(const BackendTraits& backend, const GroupConfig& config, uint32_t channels) {
-    const uint64_t packet = align_up(config.max_token_bytes, 128);
+    const PacketBytes packet(config);
     const uint64_t rings = uint64_t{2} * (config.num_ranks / config.lsa_team_size) * channels;
-    const uint64_t slots = backend.ring_slots > 0
-                               ? uint64_t{backend.ring_slots} * (config.lsa_team_size == 1 ? 1 : 2)
-                               : std::clamp(kHtGinRingBytes / (rings * packet), kHtFewestGinSlots, kHtMostGinSlots);
-    return static_cast<uint32_t>(std::min<uint64_t>(slots * packet, align_up(INT32_MAX, 128) - 128));
+    const uint64_t fewest = backend.ring_slots > 0 ? fixed_gin_slots(backend, config) : kHtFewestGinSlots;
+    const uint64_t slots = backend.ring_slots > 0 ? fewest
+                                                  : std::clamp(kHtGinRingBytes / (rings * packet.of_rows),
+                                                               kHtFewestGinSlots, kHtMostGinSlots);
+    const uint64_t bytes = std::max(slots * packet.of_rows, fewest * packet.largest);
+    return static_cast<uint32_t>(std::min<uint64_t>(bytes, align_up(INT32_MAX, 128) - 128));
 }
 
 }  // namespace
@@ -45,8 +63,10 @@ HtGeometry ht_geometry(const BackendTraits& backend, const GroupConfig& config, 
     geometry.experts_per_rank = config.experts_per_rank();
     geometry.max_tokens = config.max_tokens;
     geometry.channels = channels;
-    const uint64_t packet = align_up(config.max_token_bytes, 128);
-    const uint64_t ring = packet * slots_for(backend, config, geometry.num_rings(), packet);
+    const PacketBytes packet(config);
+    const uint64_t fewest = backend.ring_slots > 0 ? backend.ring_slots : kHtFewestSlots;
+    const uint64_t ring = std::max(packet.of_rows * slots_for(backend, config, geometry.num_rings(), packet.of_rows),
+                                   packet.largest * fewest);
     constexpr uint64_t kLargestBytes = uint64_t{1} << 48;
     require(ring <= INT32_MAX && geometry.num_rings() <= kLargestBytes / ring, ncclInvalidArgument,
             "config->max_token_bytes is {}, allowed with {} ranks: rings of less than 2^31 bytes, {} are needed",
@@ -57,7 +77,7 @@ HtGeometry ht_geometry(const BackendTraits& backend, const GroupConfig& config, 
     // Not where a masked rank may still write: its rings must stay apart from others'. Nor between teams, where a word
     // of a ring is raised from the value that it had in the operation before.
     if (config.masking || config.has_several_teams()) return geometry;
-    const uint64_t smallest = kWeightRingBytes + kHtFewestSlots * packet;
+    const uint64_t smallest = kWeightRingBytes + kHtFewestSlots * packet.largest;
     const uint64_t fitting = geometry.rings_bytes / (geometry.num_ranks * smallest);
     constexpr uint64_t kMost = (uint64_t{1} << HtAgreed::kSmsBits) - 1;
     const uint64_t most = std::min({uint64_t{most_channels}, backend.blocks > 0 ? most_channels : fitting, kMost});

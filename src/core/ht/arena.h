@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "core/group_config.h"
 #include "core/memory.h"
 #include "core/team_view.h"
 #include "kernels/ht/arguments.h"
@@ -20,6 +21,11 @@ inline constexpr uint64_t kHtGinRingBytes = uint64_t{64} << 20;
 inline constexpr uint64_t kHtFewestGinSlots = 4;
 inline constexpr uint64_t kHtMostGinSlots = 16;
 inline constexpr uint32_t kHtMostCachedSlots = 32;
+
+// Slots of a ring between teams on a backend that has a fixed number of slots.
+constexpr uint32_t fixed_gin_slots(const BackendTraits& backend, const GroupConfig& config) {
+    return backend.ring_slots * (config.lsa_team_size == 1 ? 1 : 2);
+}
 
 // channels: blocks per operation, unless a handle asks for more: then up to most_channels, as far as rings of the
 // fewest slots fit into the same memory.

@@ -188,6 +188,7 @@ void HtHandle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* ca
     before_operation(stream);
     launch<HtUpdate>(group_->runtime(), args, shape, stream);
     has_routing_ = true;
+    has_columns_ = false;
     was_captured_ = args.host_total == nullptr;
     total_word_ = host_total_;
     tell_sharers();

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <optional>
 
+#include "core/elastic.h"
 #include "core/handle.h"
 #include "core/tensor.h"
 #include "kernels/ht/arguments.h"
@@ -75,6 +76,10 @@ class HtHandle final : public Handle {
                                HtDispatchArgs& args, CallMemory& memory);
     void expect_rows(const Tensor& tensor, bool needs_all_rows);
 
+    ElasticSizes elastic_sizes() const;
+    // How many rows a tensor needs at least that holds all received rows, as far as the host knows.
+    void expect_elastic_rows(const Tensor& tensor);
+
     uint32_t alignment_ = 1;
     bool is_topk_open_ = false;  // created with num_topk -1: each Update brings its own, up to topk_
     uint32_t routed_topk_ = 0;   // of the current routing
@@ -85,6 +90,7 @@ class HtHandle final : public Handle {
     std::shared_ptr<const uint64_t> total_word_;       // the word of the handle that made the current routing
     uint32_t update_number_ = 0;                       // of the current routing
     uint32_t routed_cleans_ = 0;                       // of the group's masks, before the current routing
+    bool has_columns_ = false;                         // an elastic dispatch has gone along it
     static constexpr uint32_t kAnyClean = UINT32_MAX;  // a graph determines which routing it is
     enum class Writer { kSharer, kOtherLayout, kOtherGroup };
     std::atomic<Writer> overwritten_by_{Writer::kSharer};

@@ -55,22 +55,27 @@ HtWarpLayout warp_layout_for(const Group& group, HtWarpLayout gpu, uint32_t cros
     return warp_layout;
 }
 
-HtSlots slots_for(uint32_t ring_bytes, uint64_t packet_bytes) {
+// fixed: the most slots that the backend wants, or 0.
+HtSlots slots_for(uint32_t ring_bytes, uint64_t packet_bytes, uint32_t fixed) {
     const uint32_t stride = static_cast<uint32_t>(align_up(std::max<uint64_t>(packet_bytes, 1), 128));
-    return {stride, std::min(kMaxRingSlots, ring_bytes / stride)};
+    return {stride, std::min(fixed > 0 ? fixed : kMaxRingSlots, ring_bytes / stride)};
 }
 
 // Slots of a ring between teams, whose halves have one credit each.
-HtSlots gin_slots_for(uint32_t ring_bytes, uint64_t packet_bytes) {
-    HtSlots slots = slots_for(ring_bytes, packet_bytes);
+HtSlots gin_slots_for(uint32_t ring_bytes, uint64_t packet_bytes, uint32_t fixed) {
+    HtSlots slots = slots_for(ring_bytes, packet_bytes, fixed);
     slots.num -= slots.num % 2;
     return slots;
+}
+HtSlots gin_slots_of_rows(const Group& group, const HtCommon& common, uint64_t packet_bytes) {
+    return gin_slots_for(common.outbox.rows.ring_bytes, packet_bytes,
+                         fixed_gin_slots(group.communicator().backend(), group.config()));
 }
 
 // Slots of an operation's rings of rows. Deep: all slots, since sometimes senders and sometimes receivers are slower;
 // else as many as keep the rings in a GPU's caches.
-HtSlots slots_of_rows(const HtCommon& common, uint64_t packet_bytes, bool is_deep) {
-    HtSlots slots = slots_for(common.arena.ring_bytes, packet_bytes);
+HtSlots slots_of_rows(const Group& group, const HtCommon& common, uint64_t packet_bytes, bool is_deep) {
+    HtSlots slots = slots_for(common.arena.ring_bytes, packet_bytes, group.communicator().backend().ring_slots);
     if (is_deep) return slots;
     const uint64_t cached = kHtCachedRingBytes / (common.arena.num_rings() * slots.stride);
     slots.num =
@@ -80,7 +85,7 @@ HtSlots slots_of_rows(const HtCommon& common, uint64_t packet_bytes, bool is_dee
 
 HtSlots slots_of_weights(const HtCommon& common) {
     const uint32_t weights = weights_per_row(common.topk, common.arena.experts_per_rank);
-    return gin_slots_for(kWeightRingBytes, sizeof(float) * kChunkTokens * weights);
+    return gin_slots_for(kWeightRingBytes, sizeof(float) * kChunkTokens * weights, 0);
 }
 static_assert(2 * sizeof(float) * kChunkTokens * kMaxTopk <= kWeightRingBytes);
 
@@ -251,8 +256,8 @@ LaunchShape plan_ht_update(const Group& group, const HtUpdateArgs& args) {
 
 LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     HtCommon& common = args.common;
-    args.rows = slots_of_rows(common, uint64_t{args.row_bytes} + args.scale_bytes, false);
-    args.gin_rows = gin_slots_for(common.outbox.rows.ring_bytes, uint64_t{args.row_bytes} + args.scale_bytes);
+    args.rows = slots_of_rows(group, common, uint64_t{args.row_bytes} + args.scale_bytes, false);
+    args.gin_rows = gin_slots_of_rows(group, common, uint64_t{args.row_bytes} + args.scale_bytes);
     args.weight_slots = slots_of_weights(common);
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuChunkBytes);
     // With rings, senders place own rows themselves, so with one peer there is less to receive than to send.
@@ -275,15 +280,15 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
                        : common.has_windows
                            ? reading_warps(group, args.row_bytes, args.with_weights)
                            : warp_layout_for(group, {8, 12 - weight_warps, weight_warps, 2, 0, chunk}, 0);
-    args.wire_bytes = args.row_bytes;
+    args.wire_bytes = args.row_bytes + args.behind_bytes;
     uint32_t tail_bytes = 0;
     if (args.wire == HtWire::kMxfp8 && args.row_bytes > 0) {
         const uint32_t part = args.warp_layout.chunk_bytes / dtype_bytes(DType::kBf16);
         args.wire_bytes = mxfp8_wire_bytes(args.row_bytes / dtype_bytes(DType::kBf16), part);
         tail_bytes = mxfp8_part_bytes(part);
     }
-    args.rows = slots_of_rows(common, args.wire_bytes, common.expert_major);
-    args.gin_rows = gin_slots_for(common.outbox.rows.ring_bytes, args.row_bytes);
+    args.rows = slots_of_rows(group, common, args.wire_bytes, common.expert_major);
+    args.gin_rows = gin_slots_of_rows(group, common, args.wire_bytes);
     args.weight_slots = slots_of_weights(common);
     args.shared = lay_out(group, common, args.warp_layout, tail_bytes, "combine");
     limit_senders(args.warp_layout, args.row_bytes);

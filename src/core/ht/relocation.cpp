@@ -76,6 +76,7 @@ void HtHandle::adopt(const HtHandle& other) {
     update_number_ = other.update_number_;
     routed_cleans_ = other.routed_cleans_;
     was_captured_ = other.was_captured_;
+    has_columns_ = other.has_columns_;
     has_routing_ = true;
     overwritten_by_ = Writer::kSharer;
 }
@@ -99,6 +100,7 @@ void HtHandle::take_routing_as_it_is(const Tensor& rows) {
     routed_topk_ = topk_;
     routed_cleans_ = kAnyClean;
     was_captured_ = true;
+    has_columns_ = true;  // perhaps
     total_.reset();
     total_word_.reset();
 }
@@ -138,6 +140,7 @@ void HtHandle::read_routing(cudaStream_t stream, const std::optional<Tensor>& ow
     total_ = routing.total;
     total_word_.reset();
     was_captured_ = false;
+    has_columns_ = true;  // perhaps: kernels check them
     routed_cleans_ = routing.cleans;
     has_routing_ = true;
 }

@@ -2,11 +2,14 @@
 // What the high-throughput kernels receive, by value. Pointers are device memory of this rank unless said otherwise.
 #pragma once
 
+#include <type_traits>
+
 #include "device/numeric.h"
 #include "device/peer_map.h"
 #include "device/row_stage.h"
 #include "device/wait.h"
 #include "kernels/agreement.h"
+#include "kernels/elastic.h"
 #include "kernels/ht/outbox.h"
 #include "kernels/ht/phases.h"
 #include "kernels/reach.h"
@@ -41,6 +44,9 @@ struct HtTables {
     uint32_t* firsts;         // [1 + local experts][ranks][chunks] number of the chunk's first row, among all rows
                               // (column 0) or among those of an expert
     uint64_t* bitmaps;        // [ranks][tokens][words] the local experts of a token
+    // Elastic dispatches: [rows][topk] by column of the token's choices, which of its local experts in ascending order
+    // it is; kNoColumn: none. What is kept here is checked where it is used.
+    uint8_t* columns;
     // Several teams.
     uint32_t* rail_masks;       // [ranks][chunks] lanes: which tokens of a source in another team go to the LSA peer
     uint32_t* rail_firsts;      // [ranks][chunks + 1]
@@ -63,6 +69,7 @@ struct HtTables {
                 at(handle.masks_offset()),
                 at(handle.firsts_offset()),
                 reinterpret_cast<uint64_t*>(memory + handle.bitmaps_offset()),
+                reinterpret_cast<uint8_t*>(memory + handle.columns_offset()),
                 at(handle.rail_masks_offset()),
                 at(handle.rail_firsts_offset()),
                 at(handle.crossing_masks_offset()),
@@ -71,6 +78,9 @@ struct HtTables {
                 handle.bitmap_words()};
     }
 };
+
+inline constexpr uint8_t kNoColumn = UINT8_MAX;
+static_assert(kMaxTopk < kNoColumn, "a token has fewer experts");
 
 // One kind of rings: where they are in every arena.
 struct HtRings {
@@ -246,6 +256,12 @@ struct HtDispatchArgs {
     HtCounters counters;  // the same as of Update
 };
 
+// Elastic: no windows, weights, ids and counters, and what travels behind a row (scale_bytes) are words
+// (elastic_words.h).
+struct HtElasticDispatchArgs : HtDispatchArgs {
+    ElasticDispatchArgs elastic;
+};
+
 // The rows that a combine sends: unchanged, or quantised bf16 rows (mxfp8.h; expert-major, one team).
 enum class HtWire : uint32_t { kRows, kMxfp8 };
 
@@ -258,8 +274,9 @@ struct HtCombineArgs {
     HtSlots weight_slots;
     DType dtype;
     HtWire wire;
-    uint32_t wire_bytes;  // of a row
-    bool with_weights;    // backward: also sends gradients of weights
+    uint32_t wire_bytes;    // of a row and what travels behind it
+    uint32_t behind_bytes;  // elastic: of weights by column
+    bool with_weights;      // backward: also sends gradients of weights
 
     const std::byte* tokens;  // [rows][row_bytes]
     uint64_t token_rows;
@@ -270,5 +287,14 @@ struct HtCombineArgs {
     std::byte* out_tokens;  // [tokens][row_bytes]
     float* out_weights;     // [tokens][topk]
 };
+
+// Elastic: rows, no windows; weights travel behind rows.
+struct HtElasticCombineArgs : HtCombineArgs {
+    ElasticCombineArgs elastic;
+};
+
+template <typename Args>
+inline constexpr bool kIsElastic =
+    std::is_same_v<Args, HtElasticDispatchArgs> || std::is_same_v<Args, HtElasticCombineArgs>;
 
 }  // namespace crossdock

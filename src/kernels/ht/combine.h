@@ -61,15 +61,33 @@ struct Summand {
     }
 };
 
-template <DType kDType, HtWire kWire>
-CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
-                                const Share& share, uint32_t token) {
+// Elastic. The weights that came with the plan's rows from `first` on. One warp.
+CROSSDOCK_DEVICE void collect_words(const Ctx& ctx, const HtElasticCombineArgs& args, const HtPlan& plan,
+                                    uint32_t first, uint32_t num, uint32_t token) {
+    const HtCommon& c = args.common;
+    for_lanes(ctx, args.behind_bytes == 0 ? 0 : c.topk, [&](uint32_t column) {
+        uint32_t word = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t i = first; i < num; ++i) {
+            const Summand term = Summand::of(c, static_cast<int>(plan.origins[i]));
+            word |= term.team >= 0 ? reinterpret_cast<const uint32_t*>(plan.rows[i] + args.row_bytes)[column]
+                                   : word_of_lsa_row(ctx, args, c.rank, token, term.rank, plan.rows[i], column);
+        }
+        args.elastic.out_weights[uint64_t{token} * c.topk + column] = float_of(word);
+    });
+}
+
+template <DType kDType, HtWire kWire, typename Args>
+CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const Args& args, const Operation& operation, const Share& share,
+                                uint32_t token) {
     const HtCommon& c = args.common;
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const HtPlan plan = HtPlan::of_warp(ctx, args.shared, c.topk);
     const uint32_t* states = peer_states(ctx, args.shared);
     ctx.enter(Phase::kCombineRows);
-    uint32_t num = 0;
+    uint32_t first = 0;
+    if constexpr (kIsElastic<Args>) first = note_biases(ctx, args, plan, token);
+    uint32_t num = first;
     CROSSDOCK_ROLLED
     for (int base = 0; base < Summand::num(c); base += kLanes) {
         const int i = base + ctx.lane();
@@ -97,11 +115,12 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
         } else {
             sum_rows<kDType>(ctx, PointerSummands{plan.rows, num}, 0, args.row_bytes / dtype_bytes(kDType), out);
         }
+        if constexpr (kIsElastic<Args>) collect_words(ctx, args, plan, first, num, token);
     }
     ctx.warp_sync();
     ctx.enter(Phase::kCombineCredit);
     CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
+    for (uint32_t i = first + static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
         const Summand term = Summand::of(c, static_cast<int>(plan.origins[i]));
         if (term.team >= 0) {
             GinRing::of_rows(c, term.team, channel).give_credit(ctx, operation, args.gin_rows, plan.slots[i]);
@@ -115,8 +134,8 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
 
 // warp: among the `warps` of this block that receive. Rows that are read in place need no order: then CPUs' warps claim
 // tokens when they are free, and all end together; GPUs have a pipeline for them.
-template <DType kDType, HtWire kWire>
-CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, uint32_t warp,
+template <DType kDType, HtWire kWire, typename Args>
+CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const Args& args, const Operation& operation, uint32_t warp,
                                  uint32_t warps) {
     const HtCommon& c = args.common;
     const uint32_t tokens = c.tables.routing->num_tokens;
@@ -173,12 +192,12 @@ CROSSDOCK_DEVICE void wait_until_all_have_read(const Ctx& ctx, const HtCommon& c
     }
 }
 
-template <DType kDType, HtWire kWire = HtWire::kRows>
-CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
+template <DType kDType, HtWire kWire = HtWire::kRows, typename Args>
+CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const Args& args) {
     static_assert(kWire == HtWire::kRows || kDType == DType::kBf16, "quantised rows are bf16 before and after");
     const HtCommon& c = args.common;
     if (args.warp_layout.summers > 0) {
-        SumPipeline<kDType, kWire>::init(ctx, args);
+        SumPipeline<kDType, kWire, Args>::init(ctx, args);
     } else {
         init_stages(ctx, args.warp_layout, args.shared);
     }
@@ -195,18 +214,18 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     if (!runs) {
         // Nothing is sent, read or awaited.
     } else if (warp < pipeline) {
-        SumPipeline<kDType, kWire>(ctx, args, operation).run(ctx, warp);
+        SumPipeline<kDType, kWire, Args>(ctx, args, operation).run(ctx, warp);
     } else if (warp < warp_layout.producers) {
         if (kLanes == 1 && c.expert_major) {
-            SumReturner<kDType, kWire>(ctx, args, operation).run(ctx);
+            SumReturner<kDType, kWire, Args>(ctx, args, operation).run(ctx);
         } else {
-            RowReturner(ctx, args, operation).run(ctx);
+            RowReturner<Args>(ctx, args, operation).run(ctx);
         }
     } else if (warp < warp_layout.producers + warp_layout.consumers) {
         if (c.expert_major || pipeline == 0)
             sum_tokens<kDType, kWire>(ctx, args, operation, warp - warp_layout.producers, warp_layout.consumers);
     } else if (kHasGinPeers && warp >= warp_layout.warps() - warp_layout.forwarders) {
-        RowGatherer<kDType>(ctx, args, operation)
+        RowGatherer<kDType, Args>(ctx, args, operation)
             .run(ctx, warp - (warp_layout.warps() - warp_layout.forwarders), warp_layout.forwarders);
     } else {
         exchange_gradients(ctx, args, operation, warp - warp_layout.producers - warp_layout.consumers,
@@ -220,6 +239,7 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
         zero_row(ctx, args.out_tokens + token * args.row_bytes, args.row_bytes);
     }
     ctx.enter(Phase::kCombineEnd);
+    if constexpr (kIsElastic<Args>) return expect_room(ctx, c, args.elastic.rows, UINT32_MAX);
     if (c.has_windows && is_last_block(ctx, c)) wait_until_all_have_read(ctx, c, operation, states);
 }
 

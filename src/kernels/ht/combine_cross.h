@@ -9,10 +9,10 @@
 namespace crossdock {
 namespace {
 
-template <DType kDType>
+template <DType kDType, typename Args>
 class RowGatherer {
   public:
-    CROSSDOCK_DEVICE RowGatherer(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
+    CROSSDOCK_DEVICE RowGatherer(const Ctx& ctx, const Args& args, const Operation& operation)
         : args_(args),
           operation_(operation),
           channel_(static_cast<uint32_t>(ctx.block_idx())),
@@ -46,12 +46,14 @@ class RowGatherer {
         if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return false;
         sum_rows<kDType>(ctx, PointerSummands{plan_.rows, num}, 0, args_.row_bytes / dtype_bytes(kDType),
                          ring.outgoing(args_.gin_rows, sum.packet));
+        const int source = rail_peer(c, team);
+        if constexpr (kIsElastic<Args>)
+            merge_words(ctx, source, token, num, ring.outgoing(args_.gin_rows, sum.packet) + args_.row_bytes);
         ctx.warp_sync();
         if (is_leader(ctx)) {
-            ring.send(ctx, operation_, args_.gin_rows, sum.packet, args_.row_bytes);
-            count_rows(ctx, c.reach, rail_peer(c, team), 1, 0);
+            ring.send(ctx, operation_, args_.gin_rows, sum.packet, args_.wire_bytes);
+            count_rows(ctx, c.reach, source, 1, 0);
         }
-        const int source = rail_peer(c, team);
         CROSSDOCK_ROLLED
         for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
             const int peer = static_cast<int>(plan_.origins[i]);
@@ -62,6 +64,19 @@ class RowGatherer {
         }
         ctx.warp_sync();
         return true;
+    }
+
+    // Elastic. The weights that came with the plan's rows: each column is of one rank, and 0 for the others.
+    CROSSDOCK_DEVICE void merge_words(const Ctx& ctx, int source, uint32_t token, uint32_t num, std::byte* to) const {
+        for_lanes(ctx, args_.behind_bytes == 0 ? 0 : args_.common.topk, [&](uint32_t column) {
+            uint32_t word = 0;
+            CROSSDOCK_ROLLED
+            for (uint32_t i = 0; i < num; ++i) {
+                word |= word_of_lsa_row(ctx, args_, source, token, static_cast<int>(plan_.origins[i]), plan_.rows[i],
+                                        column);
+            }
+            reinterpret_cast<uint32_t*>(to)[column] = word;
+        });
     }
 
     // Writes the rows of this team's ranks for the token into the plan, and their number. Returns false if one does not
@@ -86,7 +101,7 @@ class RowGatherer {
         return true;
     }
 
-    const HtCombineArgs& args_;
+    const Args& args_;
     const Operation& operation_;
     uint32_t channel_;
     HtPlan plan_;

@@ -3,6 +3,7 @@
 // agent.
 #pragma once
 
+#include "kernels/ht/elastic_words.h"
 #include "kernels/ht/weights.h"
 
 namespace crossdock {
@@ -26,6 +27,16 @@ CROSSDOCK_DEVICE bool find_lsa_row(const Ctx& ctx, const HtCombineArgs& args, co
     if (!wait_packet(ctx, c, operation, peer, ring, sent.packet, args.rows.num)) return false;
     row = ring.packets + uint64_t{sent.packet % args.rows.num} * args.rows.stride;
     return true;
+}
+
+// Elastic. Column `column` of the weights that came with a row that find_lsa_row has found.
+CROSSDOCK_DEVICE uint32_t word_of_lsa_row(const Ctx& ctx, const HtElasticCombineArgs& args, int source, uint32_t token,
+                                          int peer, const std::byte* row, uint32_t column) {
+    if (peer_states(ctx, args.shared)[peer] == kDirect) {
+        const uint64_t number = static_cast<uint64_t>(row - args.tokens) / args.row_bytes;
+        return weight_to_return(args, source, token, static_cast<uint32_t>(number), column);
+    }
+    return reinterpret_cast<const uint32_t*>(row + args.row_bytes)[column];
 }
 
 // One warp. Appends the lanes' rows (null: none) to the plan's first `num`, in the order of lanes. Returns their

@@ -91,9 +91,10 @@ CROSSDOCK_DEVICE RowSequence returned_rows(const Ctx& ctx, const HtCombineArgs& 
 }
 
 // Flat: rows return to their source ranks unchanged, through the warp's stages.
+template <typename Args>
 class RowReturner {
   public:
-    CROSSDOCK_DEVICE RowReturner(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
+    CROSSDOCK_DEVICE RowReturner(const Ctx& ctx, const Args& args, const Operation& operation)
         : args_(args), rows_(ctx, args.common, args.shared, returned_rows(ctx, args)), returns_(ctx, args, operation) {}
 
     CROSSDOCK_DEVICE void run(const Ctx& ctx) {
@@ -102,6 +103,9 @@ class RowReturner {
             const bool may_send = returns_.wait_for_slot(ctx, *row);
             if (is_leader(ctx) && row->num_slots > 0) copy_staged(ctx, *row, may_send);
             ctx.warp_sync();
+            if constexpr (kIsElastic<Args>) {
+                if (may_send) return_words(ctx, args_, *row, returns_.packet_of(ctx, *row));
+            }
             if (may_send) returns_.add(ctx, *row);
         }
         returns_.flush(ctx);
@@ -141,18 +145,18 @@ class RowReturner {
         to.load(ctx, args_.tokens + uint64_t{row.number} * args_.row_bytes + first, part(first));
     }
 
-    const HtCombineArgs& args_;
-    RowBatches rows_;
+    const Args& args_;
+    RowBatches<> rows_;
     Returns returns_;
     uint32_t round_ = 0;     // of the stages
     bool is_begun_ = false;  // the next load is issued; known to the leader
 };
 
 // Expert-major with a single warp (CPUs): it sums the rows of a token into a stage and sends the sum.
-template <DType kDType, HtWire kWire>
+template <DType kDType, HtWire kWire, typename Args>
 class SumReturner {
   public:
-    CROSSDOCK_DEVICE SumReturner(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
+    CROSSDOCK_DEVICE SumReturner(const Ctx& ctx, const Args& args, const Operation& operation)
         : args_(args),
           rows_(ctx, args.common, args.shared, returned_rows(ctx, args)),
           returns_(ctx, args, operation),
@@ -169,6 +173,9 @@ class SumReturner {
             CROSSDOCK_ROLLED
             for (uint32_t first = 0; first < args_.row_bytes; first += args_.warp_layout.chunk_bytes)
                 send(ctx, {plan_.rows, row->num_slots}, first, may_send ? packet : nullptr);
+            if constexpr (kIsElastic<Args>) {
+                if (may_send) return_words(ctx, args_, *row, packet);
+            }
             if (may_send) returns_.add(ctx, *row);
         }
         returns_.flush(ctx);
@@ -202,8 +209,8 @@ class SumReturner {
         RowStage::end_group(ctx);
     }
 
-    const HtCombineArgs& args_;
-    RowBatches rows_;
+    const Args& args_;
+    RowBatches<kIsElastic<Args>> rows_;
     Returns returns_;
     HtPlan plan_;
     uint32_t round_ = 0;  // of the stages

@@ -9,7 +9,8 @@
 namespace crossdock {
 namespace {
 
-CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
+template <typename Args>
+CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const Args& args) {
     const HtCommon& c = args.common;
     init_stages(ctx, args.warp_layout, args.shared);
     GinRing::init_counters(ctx, c);
@@ -17,18 +18,18 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     ctx.enter(Phase::kDispatchBegin);
     const Operation operation = begin_operation(ctx, c, [] {});
     // Own rows pass a ring only where bulk stores cannot write their scales.
-    const bool own_is_direct = args.scale_bytes == 0 || RowStage::takes(args.out_scales);
+    const bool own_is_direct = kIsElastic<Args> || args.scale_bytes == 0 || RowStage::takes(args.out_scales);
     if (!wait_all_entered(ctx, c, operation, peer_states(ctx, args.shared), own_is_direct, [](int, uint64_t) {}))
         return;
     const HtWarpLayout& warp_layout = args.warp_layout;
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
     if (warp < warp_layout.producers) {
-        RowSender(ctx, args, operation).run(ctx);
+        RowSender<Args>(ctx, args, operation).run(ctx);
     } else if (warp < warp_layout.producers + warp_layout.consumers) {
         ctx.enter(Phase::kDispatchReceive);
-        RowReceiver(ctx, args, operation, warp - warp_layout.producers, warp_layout.consumers).run(ctx);
+        RowReceiver<Args>(ctx, args, operation, warp - warp_layout.producers, warp_layout.consumers).run(ctx);
     } else if (kHasGinPeers && warp >= warp_layout.warps() - warp_layout.forwarders) {
-        RowForwarder(ctx, args, operation)
+        RowForwarder<Args>(ctx, args, operation)
             .run(ctx, warp - (warp_layout.warps() - warp_layout.forwarders), warp_layout.forwarders);
     } else if (kHasGinPeers && warp >= warp_layout.warps() - warp_layout.forwarders - warp_layout.crossers) {
         cross_rows(ctx, args, operation, warp - (warp_layout.warps() - warp_layout.forwarders - warp_layout.crossers),
@@ -37,11 +38,19 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
         ctx.enter(Phase::kDispatchWeights);
         const uint32_t weight_warp = warp - warp_layout.producers - warp_layout.consumers;
         const uint32_t blocks = static_cast<uint32_t>(ctx.num_blocks());
-        fill_gaps(ctx, args, weight_warp * blocks + static_cast<uint32_t>(ctx.block_idx()),
-                  warp_layout.weight_warps * blocks);
-        if (args.with_weights) exchange_weights(ctx, args, operation, weight_warp, warp_layout.weight_warps);
+        const uint32_t warp_of_all = weight_warp * blocks + static_cast<uint32_t>(ctx.block_idx());
+        if constexpr (kIsElastic<Args>) {
+            write_rest(ctx, args, warp_of_all, warp_layout.weight_warps * blocks);
+        } else {
+            fill_gaps(ctx, args, warp_of_all, warp_layout.weight_warps * blocks);
+            if (args.with_weights) exchange_weights(ctx, args, operation, weight_warp, warp_layout.weight_warps);
+        }
     }
     ctx.enter(Phase::kDispatchEnd);
+    if constexpr (kIsElastic<Args>) {
+        const ElasticDispatchArgs& elastic = args.elastic;
+        return expect_room(ctx, c, elastic.rows, elastic.sources == nullptr ? UINT32_MAX : elastic.source_rows);
+    }
     if (ctx.block_idx() == 0) write_counters(ctx, c, args.counters, c.tables.routing->total);
     if (c.has_windows) exchange_done(ctx, args, operation);
     if (c.scope.masking != 0 && is_last_block(ctx, c)) clear_lost_rows(ctx, args);

@@ -4,14 +4,15 @@
 // their channel, like all others.
 #pragma once
 
-#include "device/row_copy.h"
+#include "kernels/ht/elastic_words.h"
 #include "kernels/ht/weights.h"
 
 namespace crossdock {
 namespace {
 
 // Sends own rows to the rail peers. warp: among the `warps` of this block that do this.
-CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation, uint32_t warp,
+template <typename Args>
+CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const Args& args, const Operation& operation, uint32_t warp,
                                  uint32_t warps) {
     const HtCommon& c = args.common;
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
@@ -32,9 +33,12 @@ CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const HtDispatchArgs& args, con
             if (token < c.num_tokens) {
                 copy_row(ctx, args.tokens + uint64_t{token} * row_bytes, row_bytes, 1,
                          [&](uint32_t) { return packet; });
-                if (args.scale_bytes > 0)
+                if constexpr (kIsElastic<Args>) {
+                    gather_words(ctx, args, token, packet + row_bytes);
+                } else if (args.scale_bytes > 0) {
                     copy_scales(ctx, args.scales + uint64_t{token} * args.scale_bytes, args.scale_bytes, 1,
                                 [&](uint32_t) { return packet + row_bytes; });
+                }
             }
             wait_row_copies(ctx);
             if (is_leader(ctx)) {
@@ -47,9 +51,10 @@ CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const HtDispatchArgs& args, con
 }
 
 // Forwards rows of other teams' source ranks to the ranks of this team.
+template <typename Args>
 class RowForwarder {
   public:
-    CROSSDOCK_DEVICE RowForwarder(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation)
+    CROSSDOCK_DEVICE RowForwarder(const Ctx& ctx, const Args& args, const Operation& operation)
         : args_(args), operation_(operation), channel_(static_cast<uint32_t>(ctx.block_idx())) {}
 
     // warp: among the `warps` of this block that forward.
@@ -132,7 +137,9 @@ class RowForwarder {
         num = ctx.warp_broadcast(num);
         copy_row(ctx, packet, args_.row_bytes, num,
                  [&](uint32_t i) { return args_.out_tokens + uint64_t{slots[i]} * args_.row_bytes; });
-        if (args_.scale_bytes > 0) {
+        if constexpr (kIsElastic<Args>) {
+            place_words(ctx, args_, source, token, number, packet + args_.row_bytes, slots, num);
+        } else if (args_.scale_bytes > 0) {
             copy_scales(ctx, packet + args_.row_bytes, args_.scale_bytes, num,
                         [&](uint32_t i) { return args_.out_scales + uint64_t{slots[i]} * args_.scale_bytes; });
         }
@@ -146,7 +153,7 @@ class RowForwarder {
         wait_row_copies(ctx);
     }
 
-    const HtDispatchArgs& args_;
+    const Args& args_;
     const Operation& operation_;
     uint32_t channel_;
 };

@@ -73,10 +73,11 @@ CROSSDOCK_DEVICE void zero_slots(const Ctx& ctx, const HtDispatchArgs& args, con
 }
 
 // Copies packets to their slots, in the order of tokens.
+template <typename Args>
 class RowReceiver {
   public:
     // warp: among the `warps` of this block that receive.
-    CROSSDOCK_DEVICE RowReceiver(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation, uint32_t warp,
+    CROSSDOCK_DEVICE RowReceiver(const Ctx& ctx, const Args& args, const Operation& operation, uint32_t warp,
                                  uint32_t warps)
         : args_(args),
           operation_(operation),
@@ -110,12 +111,14 @@ class RowReceiver {
             zero_slots(ctx, args_, slots, row.num_slots);
             return ctx.warp_sync();
         }
-        if (args_.scale_bytes > 0) {
+        if (!kIsElastic<Args> && args_.scale_bytes > 0) {
             copy_scales(ctx, packet_of(ctx, row) + args_.row_bytes, args_.scale_bytes, row.num_slots,
                         [&](uint32_t i) { return args_.out_scales + uint64_t{slots[i]} * args_.scale_bytes; });
         }
         const auto slot = [&](uint32_t i) { return args_.out_tokens + uint64_t{slots[i]} * args_.row_bytes; };
-        if (args_.warp_layout.consumer_stages > 0) {
+        if constexpr (kIsElastic<Args>) {
+            copy_with_words(ctx, row, slot);
+        } else if (args_.warp_layout.consumer_stages > 0) {
             if (is_leader(ctx)) copy_staged(ctx, row, slot);
         } else {
             copy_row(ctx, packet_of(ctx, row), args_.row_bytes, row.num_slots, slot);
@@ -146,9 +149,35 @@ class RowReceiver {
         stage.release_source(ctx);
     }
 
-    const HtDispatchArgs& args_;
+    // Elastic. The same by the whole warp, which places the words while the row's first part comes.
+    template <typename Slot>
+    CROSSDOCK_DEVICE void copy_with_words(const Ctx& ctx, const PlannedRow& row, Slot slot) {
+        const RowStage stage = stage_of_warp(ctx, args_.warp_layout, args_.shared, 0);
+        const std::byte* const packet = packet_of(ctx, row);
+        if (is_leader(ctx)) ctx.fence_async_copies();
+        CROSSDOCK_ROLLED
+        for (uint32_t first = 0; first < args_.row_bytes; first += args_.warp_layout.chunk_bytes) {
+            const uint32_t left = args_.row_bytes - first;
+            const uint32_t bytes = left < args_.warp_layout.chunk_bytes ? left : args_.warp_layout.chunk_bytes;
+            if (is_leader(ctx)) {
+                stage.wait_reusable(ctx);
+                stage.load(ctx, packet + first, bytes);
+            }
+            if (first == 0)
+                place_words(ctx, args_, static_cast<int>(row.peer), row.chunk * kChunkTokens + row.bit, row.number,
+                            packet + args_.row_bytes, rows_.slots(row), row.num_slots);
+            if (!is_leader(ctx)) continue;
+            stage.wait_loaded(ctx, round_++);
+            CROSSDOCK_ROLLED
+            for (uint32_t i = 0; i < row.num_slots; ++i) stage.store(ctx, slot(i) + first, 0, bytes);
+            RowStage::end_group(ctx);
+        }
+        if (is_leader(ctx)) stage.release_source(ctx);
+    }
+
+    const Args& args_;
     const Operation& operation_;
-    RowBatches rows_;
+    RowBatches<> rows_;
     uint32_t round_ = 0;  // loads of the stage
 };
 

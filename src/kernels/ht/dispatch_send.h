@@ -8,6 +8,7 @@
 #pragma once
 
 #include "device/row_copy.h"
+#include "kernels/ht/elastic_words.h"
 #include "kernels/ht/flag_batch.h"
 #include "kernels/ht/weights.h"
 
@@ -36,14 +37,16 @@ struct Target {
     uint32_t num_slots;
     bool is_direct;
     bool is_own;
+    uint32_t number;  // of own rows, among all received ones
     uint32_t packet;
     std::byte* rows;
     std::byte* scales;
 };
 
+template <typename Args>
 class RowSender {
   public:
-    CROSSDOCK_DEVICE RowSender(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation)
+    CROSSDOCK_DEVICE RowSender(const Ctx& ctx, const Args& args, const Operation& operation)
         : args_(args),
           operation_(operation),
           channel_(static_cast<uint32_t>(ctx.block_idx())),
@@ -83,10 +86,14 @@ class RowSender {
                 const uint64_t slot = target.is_own ? slots_[i] : 0;
                 from.store(ctx, target.rows + slot * args_.row_bytes + step.first, 0, step.bytes(args_),
                            !target.is_direct);
-                if (args_.scale_bytes > 0 && step.is_last(args_))
+                const bool with_scales = args_.scale_bytes > 0 && !(kIsElastic<Args> && target.is_own);
+                if (with_scales && step.is_last(args_))
                     from.store(ctx, target.scales + slot * args_.scale_bytes, step.bytes(args_), args_.scale_bytes);
             }
             RowStage::end_group(ctx);
+            if constexpr (kIsElastic<Args>) {
+                if (step.is_last(args_)) place_own_words(ctx, step, target, from.data() + step.bytes(args_));
+            }
             if (step.is_last(args_)) {
                 if (target.num_slots > 0 && !target.is_direct) batch_.add(peer_of(ctx, step), target.packet);
                 if (ctx.warp_any(batch_.is_full())) flush(ctx);
@@ -115,6 +122,14 @@ class RowSender {
         const RowStage to = stage(ctx, round);
         to.wait_reusable(ctx, args_.warp_layout.producer_stages > 2 ? 1 : 0);
         ctx.warp_sync();
+        if constexpr (kIsElastic<Args>) {
+            if (is_leader(ctx))
+                to.load(ctx, args_.tokens + uint64_t{step.token} * args_.row_bytes + step.first, step.bytes(args_));
+            if (!step.is_last(args_)) return;
+            gather_words(ctx, args_, step.token, to.data() + step.bytes(args_));
+            RowStage::filled();
+            return ctx.warp_sync();
+        }
         bool with_scales = args_.scale_bytes > 0 && step.is_last(args_);
         const std::byte* scales = with_scales ? args_.scales + uint64_t{step.token} * args_.scale_bytes : nullptr;
         if (!RowStage::takes(scales)) {
@@ -128,6 +143,17 @@ class RowSender {
                 with_scales ? args_.scale_bytes : 0);
     }
     CROSSDOCK_DEVICE void flush(const Ctx& ctx) { batch_.flush(ctx, args_.common, operation_, args_.rows.num); }
+
+    // Elastic: if one of the lanes' peers is this rank.
+    CROSSDOCK_DEVICE void place_own_words(const Ctx& ctx, const SendStep& step, const Target& target,
+                                          const std::byte* words) const {
+        const uint32_t lanes = ctx.warp_ballot(target.is_own);
+        if (lanes == 0) return;
+        const uint32_t own = lowest_one(lanes);
+        ctx.warp_sync();
+        place_words(ctx, args_, args_.common.rank, step.token, ctx.warp_broadcast_from(own, target.number), words,
+                    slots_, ctx.warp_broadcast_from(own, target.num_slots));
+    }
 
     // The lane's peer, of those of this team.
     CROSSDOCK_DEVICE int peer_of(const Ctx& ctx, const SendStep& step) const {
@@ -157,6 +183,7 @@ class RowSender {
         count_rows(ctx, c.reach, rank, 1, uint64_t{args_.row_bytes} + args_.scale_bytes);
         target.is_own = target.is_direct && rank == c.rank;
         if (target.is_own) {
+            target.number = number;
             target.num_slots = list_slots(c, rank, step.token / kChunkTokens, step.token % kChunkTokens, number,
                                           args_.token_rows, slots_);
             target.rows = args_.out_tokens;
@@ -179,7 +206,7 @@ class RowSender {
         return target;
     }
 
-    const HtDispatchArgs& args_;
+    const Args& args_;
     const Operation& operation_;
     uint32_t channel_;
     Share share_;           // of the own tokens

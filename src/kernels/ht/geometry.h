@@ -27,6 +27,9 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t weights_per_row(uint32_t topk, uint32_t
     return static_cast<uint32_t>(align_up(topk < experts_per_rank ? topk : experts_per_rank, 4));
 }
 
+// What an elastic dispatch sends of a token's routing: ids and weights by column (elastic_words.h).
+CROSSDOCK_HOST_DEVICE constexpr uint64_t routing_bytes(uint32_t topk) { return align_up(8 * uint64_t{topk}, 16); }
+
 // Symmetric memory: words that peers write, received routing, and the rings. Operations may divide one arena
 // differently (with_channels), but words only ever lie where other geometries have words of the same kind.
 struct HtGeometry {
@@ -168,9 +171,13 @@ struct HtHandleGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t bitmaps_offset() const {  // u64 [ranks][tokens][words]
         return align_up(firsts_offset() + 4 * columns() * column_entries(), 16);
     }
+    // Of an elastic dispatch: u8 [rows][topk]
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t columns_offset() const {
+        return align_up(bitmaps_offset() + 8 * uint64_t{num_ranks} * max_tokens * bitmap_words(), 16);
+    }
     // The rest exists only in groups of several teams.
     CROSSDOCK_HOST_DEVICE constexpr uint64_t rail_masks_offset() const {  // u32 [ranks][chunks]
-        return align_up(bitmaps_offset() + 8 * uint64_t{num_ranks} * max_tokens * bitmap_words(), 16);
+        return align_up(columns_offset() + uint64_t{num_ranks} * max_tokens * topk, 16);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t rail_firsts_offset() const {  // u32 [ranks][chunks + 1]
         return align_up(rail_masks_offset() + 4 * column_entries(), 16);

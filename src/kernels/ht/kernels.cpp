@@ -25,9 +25,23 @@ static void run_on_cpu(HtCombine, cpu::Executor& executor, const HtCombineArgs& 
     });
 }
 
+static void run_on_cpu(HtElasticDispatch, cpu::Executor& executor, const HtElasticDispatchArgs& args,
+                       const LaunchShape& shape) {
+    executor.run(shape, [&](cpu::Warp& warp) { ht_dispatch(Ctx(warp), args); });
+}
+
+static void run_on_cpu(HtElasticCombine, cpu::Executor& executor, const HtElasticCombineArgs& args,
+                       const LaunchShape& shape) {
+    with_dtype(args.dtype, [&]<DType kDType>() {
+        executor.run(shape, [&](cpu::Warp& warp) { ht_combine<kDType>(Ctx(warp), args); });
+    });
+}
+
 template struct OnCpu<HtUpdate, kPeers>;
 template struct OnCpu<HtDispatch, kPeers>;
 template struct OnCpu<HtCombine, kPeers>;
+template struct OnCpu<HtElasticDispatch, kPeers>;
+template struct OnCpu<HtElasticCombine, kPeers>;
 
 #if !defined(CROSSDOCK_GIN_PEERS)  // compiled once
 static void run_on_cpu(HtMaskClean, cpu::Executor& executor, const HtMaskCleanArgs& args, const LaunchShape& shape) {

@@ -51,6 +51,18 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     in_used_blocks(args.common, [&](const Ctx& ctx) { ht_combine<DType::kBf16, HtWire::kMxfp8>(ctx, args); });
 }
 
+template <Peers>
+__global__ void __launch_bounds__(kMostThreads, 1)
+    crossdock_ht_elastic_dispatch(const __grid_constant__ HtElasticDispatchArgs args) {
+    in_used_blocks(args.common, [&](const Ctx& ctx) { ht_dispatch(ctx, args); });
+}
+
+template <DType kDType, Peers>
+__global__ void __launch_bounds__(kMostThreads, 1)
+    crossdock_ht_elastic_combine(const __grid_constant__ HtElasticCombineArgs args) {
+    in_used_blocks(args.common, [&](const Ctx& ctx) { ht_combine<kDType>(ctx, args); });
+}
+
 // A template, so that code for GIN peers does not name a kernel that it lacks.
 template <Peers kReached>
 void launch_mxfp8_combine(const HtCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
@@ -76,9 +88,23 @@ static void launch_on_gpu(HtCombine, const HtCombineArgs& args, const LaunchShap
     });
 }
 
+static void launch_on_gpu(HtElasticDispatch, const HtElasticDispatchArgs& args, const LaunchShape& shape,
+                          cudaStream_t stream) {
+    cuda::launch<crossdock_ht_elastic_dispatch<kPeers>>(args, shape, stream, HtElasticDispatch::kName);
+}
+
+static void launch_on_gpu(HtElasticCombine, const HtElasticCombineArgs& args, const LaunchShape& shape,
+                          cudaStream_t stream) {
+    with_dtype(args.dtype, [&]<DType kDType>() {
+        cuda::launch<crossdock_ht_elastic_combine<kDType, kPeers>>(args, shape, stream, HtElasticCombine::kName);
+    });
+}
+
 template struct OnGpu<HtUpdate, kPeers>;
 template struct OnGpu<HtDispatch, kPeers>;
 template struct OnGpu<HtCombine, kPeers>;
+template struct OnGpu<HtElasticDispatch, kPeers>;
+template struct OnGpu<HtElasticCombine, kPeers>;
 
 }  // namespace crossdock
 

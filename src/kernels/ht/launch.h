@@ -25,6 +25,18 @@ struct HtCombine {
     static const Reach& reach(const Args& args) { return args.common.reach; }
 };
 
+struct HtElasticDispatch {
+    using Args = HtElasticDispatchArgs;
+    static constexpr const char* kName = "HT elastic dispatch";
+    static const Reach& reach(const Args& args) { return args.common.reach; }
+};
+
+struct HtElasticCombine {
+    using Args = HtElasticCombineArgs;
+    static constexpr const char* kName = "HT elastic combine";
+    static const Reach& reach(const Args& args) { return args.common.reach; }
+};
+
 // Groups with masks have LSA peers only.
 struct HtMaskClean {
     using Args = HtMaskCleanArgs;

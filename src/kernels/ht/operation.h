@@ -405,26 +405,31 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t planned_rows(uint32_t topk) {
     return rows < 1 ? 1 : rows < kMostRows ? rows : kMostRows;
 }
 
+// Tensors that an elastic combine's sums begin with.
+inline constexpr uint32_t kMostBiases = 2;
+
 // What a warp knows of the rows that it works on; in shared memory.
 struct HtPlan {
-    const std::byte** rows;  // [topk]
-    uint32_t* slots;         // [topk]
-    uint32_t* origins;       // [topk]: whose the row is: a rank, or what else has a row of a sum
+    const std::byte** rows;  // [kMostBiases + topk]
+    uint32_t* slots;         // the same
+    uint32_t* origins;       // the same: whose the row is: a rank, or what else has a row of a sum
     PlannedRow* batch;       // [planned_rows]
     uint32_t* batch_slots;   // [planned_rows][topk]
 
     CROSSDOCK_HOST_DEVICE static constexpr uint32_t bytes(uint32_t topk) {
         const uint64_t rows = planned_rows(topk);
-        return static_cast<uint32_t>(align_up(16 * uint64_t{topk} + (sizeof(PlannedRow) + 4 * topk) * rows, 16));
+        return static_cast<uint32_t>(
+            align_up(16 * uint64_t{kMostBiases + topk} + (sizeof(PlannedRow) + 4 * topk) * rows, 16));
     }
     CROSSDOCK_DEVICE static HtPlan of_warp(const Ctx& ctx, const HtShared& shared, uint32_t topk) {
         return of_warp(ctx, shared, topk, static_cast<uint32_t>(ctx.warp_idx()));
     }
     CROSSDOCK_DEVICE static HtPlan of_warp(const Ctx& ctx, const HtShared& shared, uint32_t topk, uint32_t warp) {
         std::byte* memory = ctx.shared_memory() + shared.plans + shared.plan_bytes * warp;
-        uint32_t* words = reinterpret_cast<uint32_t*>(memory + uint64_t{8} * topk);
-        PlannedRow* batch = reinterpret_cast<PlannedRow*>(memory + uint64_t{16} * topk);
-        return {reinterpret_cast<const std::byte**>(memory), words, words + topk, batch,
+        const uint32_t most = kMostBiases + topk;
+        uint32_t* words = reinterpret_cast<uint32_t*>(memory + uint64_t{8} * most);
+        PlannedRow* batch = reinterpret_cast<PlannedRow*>(memory + uint64_t{16} * most);
+        return {reinterpret_cast<const std::byte**>(memory), words, words + most, batch,
                 reinterpret_cast<uint32_t*>(batch + planned_rows(topk))};
     }
 };

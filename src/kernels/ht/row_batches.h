@@ -3,7 +3,7 @@
 // whose latency is paid once per batch.
 #pragma once
 
-#include "kernels/ht/operation.h"
+#include "kernels/ht/elastic_words.h"
 
 namespace crossdock {
 namespace {
@@ -18,6 +18,8 @@ struct RowSequence {
     uint64_t limit;    // rows of the tensor: expert-major slots beyond are omitted
 };
 
+// by_column: elastic, expert-major: the places of a row in the order of its token's columns.
+template <bool by_column = false>
 class RowBatches {
   public:
     CROSSDOCK_DEVICE RowBatches(const Ctx& ctx, const HtCommon& c, const HtShared& shared, const RowSequence& sequence)
@@ -60,8 +62,7 @@ class RowBatches {
             const uint32_t index = static_cast<uint32_t>(ctx.warp_count_before(exists));
             num = static_cast<uint32_t>(ctx.warp_count(exists));
             if (exists) {
-                row.num_slots = list_slots(c_, static_cast<int>(row.peer), row.chunk, row.bit, row.number,
-                                           sequence_.limit, plan.batch_slots + index * c_.topk);
+                row.num_slots = list(row, plan.batch_slots + index * c_.topk);
                 plan.batch[index] = row;
             }
             entry_ += most;
@@ -71,6 +72,12 @@ class RowBatches {
     }
 
   private:
+    CROSSDOCK_DEVICE uint32_t list(const PlannedRow& row, uint32_t* slots) const {
+        const int source = static_cast<int>(row.peer);
+        if constexpr (by_column)
+            return list_slots_by_column(c_, source, row.chunk, row.bit, row.number, sequence_.limit, slots);
+        return list_slots(c_, source, row.chunk, row.bit, row.number, sequence_.limit, slots);
+    }
     CROSSDOCK_DEVICE bool find(uint32_t at, uint32_t n, PlannedRow& planned) const {
         const uint32_t num_ranks = c_.arena.num_ranks;
         planned.peer = (static_cast<uint32_t>(c_.rank) + (sequence_.descends ? num_ranks - n : n)) % num_ranks;

@@ -73,11 +73,11 @@ class StageTurn {
     uint32_t round_ = 0;
 };
 
-template <DType kDType, HtWire kWire>
+template <DType kDType, HtWire kWire, typename Args>
 class SumPipeline {
   public:
     // Followed by a block barrier.
-    CROSSDOCK_DEVICE static void init(const Ctx& ctx, const HtCombineArgs& args) {
+    CROSSDOCK_DEVICE static void init(const Ctx& ctx, const Args& args) {
         StageTurn turn(ctx, args);
         CROSSDOCK_ROLLED
         for (; thread_idx(ctx) == 0 && turn.round() == 0; turn.advance()) {
@@ -94,7 +94,7 @@ class SumPipeline {
         RowStage::initialised();
     }
 
-    CROSSDOCK_DEVICE SumPipeline(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
+    CROSSDOCK_DEVICE SumPipeline(const Ctx& ctx, const Args& args, const Operation& operation)
         : args_(args),
           operation_(operation),
           is_local_(!kHasGinPeers && !args.common.expert_major),
@@ -169,7 +169,7 @@ class SumPipeline {
     }
 
     // The same for rows that return to their source ranks.
-    CROSSDOCK_DEVICE uint32_t plan_returned(const Ctx& ctx, RowBatches& rows, uint32_t n) const {
+    CROSSDOCK_DEVICE uint32_t plan_returned(const Ctx& ctx, RowBatches<kIsElastic<Args>>& rows, uint32_t n) const {
         const HtPlan to = plan(ctx, n);
         const uint32_t topk = args_.common.topk;
         const uint32_t num = rows.look_up(ctx, to);
@@ -183,7 +183,7 @@ class SumPipeline {
     }
 
     CROSSDOCK_DEVICE void plan_all(const Ctx& ctx) const {
-        RowBatches rows(ctx, args_.common, args_.shared, {0, 1, false, false, args_.token_rows});
+        RowBatches<kIsElastic<Args>> rows(ctx, args_.common, args_.shared, {0, 1, false, false, args_.token_rows});
         uint32_t num = 1;
         CROSSDOCK_ROLLED
         for (uint32_t n = 0; num > 0; ++n) {
@@ -338,13 +338,16 @@ class SumPipeline {
                 }
                 ctx.warp_sync();
             }
+            if constexpr (kIsElastic<Args>) {
+                if (may_send) return_words(ctx, args_, row, returns.packet_of(ctx, row));
+            }
             if (may_send && !is_local_) returns.add(ctx, row);
         }
         returns.flush(ctx);
         RowStage::wait_stores(ctx);
     }
 
-    const HtCombineArgs& args_;
+    const Args& args_;
     const Operation& operation_;
     bool is_local_;
     Share own_;
