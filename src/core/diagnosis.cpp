@@ -13,8 +13,14 @@
 namespace crossdock {
 namespace {
 
+bool is_elastic(OperationKind operation) {
+    return operation == OperationKind::kElasticDispatch || operation == OperationKind::kElasticCombine;
+}
+
 // The caller's name of an argument.
-const char* name_of(Term term) {
+const char* name_of(Term term, OperationKind operation) {
+    if (is_elastic(operation) && term == Term::kDirection) return "whether topk_weights travel";
+    if (is_elastic(operation) && term == Term::kScaleUnits) return "the scales of a row";
     switch (term) {
         case Term::kOperation:
             return "the operation";
@@ -64,8 +70,10 @@ std::string unfolded(uint32_t bits, uint64_t folded, uint64_t unit) {
     return fmt::format("{} or more (hash {})", unit * top, folded - top);
 }
 
-std::string value_of(Term term, uint64_t value) {
+std::string value_of(Term term, uint64_t value, OperationKind operation) {
     const uint32_t bits = Terms::bits_of(static_cast<uint32_t>(term));
+    if (is_elastic(operation) && term == Term::kDirection) return value == 0 ? "no" : "yes";
+    if (is_elastic(operation) && term == Term::kScaleUnits) return unfolded(bits, value, 1);
     switch (term) {
         case Term::kOperation:
             return name_of(static_cast<OperationKind>(value));
@@ -178,7 +186,8 @@ std::string describe(const PeerFault& fault, int rank, const char* mode) {
         const uint64_t theirs = other.get(term);
         if (ours == theirs) continue;
         differences += fmt::format("{}{} is {} on rank {}, {} on rank {}", differences.empty() ? "" : "; ",
-                                   name_of(term), value_of(term, ours), rank, value_of(term, theirs), fault.peer);
+                                   name_of(term, fault.operation), value_of(term, ours, fault.operation), rank,
+                                   value_of(term, theirs, fault.operation), fault.peer);
         if (term == Term::kOperation) break;  // other terms have no common meaning
     }
     return fmt::format("the group has failed: {}; all ranks must pass the same to {}", differences, where);

@@ -16,8 +16,8 @@ enum class Term : uint32_t {
     kDtype,       // ncclDataType_t of rows
     kLayout,      // ncclEpLayout_t
     kRecipe,      // of quantization, or a combine's format on the wire; meaning by operation
-    kDirection,   // forward or backward
-    kScaleUnits,  // bytes of a row's forwarded scales / kRowUnitBytes
+    kDirection,   // forward or backward; HT elastic: weights travel
+    kScaleUnits,  // bytes of a row's forwarded scales / kRowUnitBytes; HT elastic: scales of a row
     kSums,        // crossdockSums_t
     kSpare,       // HT: a part of HtAgreed
     kRouting,     // HT: which one is used, the number of the operation that made it. LL dispatch: WindowTerm

@@ -10,12 +10,12 @@ enum class OperationKind : uint32_t {
     kNone,
     kDispatch,
     kCombine,
+    kUpdate,
+    kElasticDispatch,  // HT
+    kElasticCombine,   // HT; ranks compare the kinds up to here (Term::kOperation)
     kComplete,
     kMaskClean,
-    kUpdate,
-    kA2sgd,
-    kElasticDispatch,
-    kElasticCombine
+    kA2sgd
 };
 
 constexpr const char* name_of(OperationKind operation) {

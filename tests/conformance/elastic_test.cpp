@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Elastic operations of both modes: what is written and what is added up, against plain loops, bit for bit.
+#include <chrono>
+
+#include "conformance/support/bad_call.h"
 #include "conformance/support/elastic.h"
+#include "conformance/support/fault_support.h"
 #include "conformance/support/modes.h"
 
 namespace crossdock::testing {
@@ -30,6 +34,210 @@ TEST_BOTH_MODES(Elastic, RandomOperationsMatchPlainLoops) {
             const ElasticShape shape = shape_of(mode, seed, 8);
             SCOPED_TRACE(shape.describe());
             expect_clean(seeded(spec, seed), shape.num_ranks, seed, random_elastic_operations(shape, 12));
+        }
+    });
+}
+
+// Results do not depend on the schedule.
+TEST_BOTH_MODES(Elastic, EverySeedGivesTheSameBits) {
+    on_each_elastic_backend(mode, {Backend::kSimulation}, [=](const BackendSpec& spec) {
+        const ElasticShape shape = shape_of(mode, 3, 4);
+        const RunReport first = expect_clean(seeded(spec, 1), shape.num_ranks, 1, random_elastic_operations(shape, 12));
+        for (uint64_t seed = 2; seed <= 10; ++seed) {
+            EXPECT_EQ(
+                expect_clean(seeded(spec, seed), shape.num_ranks, seed, random_elastic_operations(shape, 12)).digests,
+                first.digests);
+        }
+    });
+}
+
+// Flags before data, and senders without credit, show within so many seeds.
+TEST_BOTH_MODES(Elastic, APlantedFaultIsCaught) {
+    on_each_elastic_backend(mode, {Backend::kSimulation}, [=](const BackendSpec& backend) {
+        for (const crossdockFault_t fault : {CROSSDOCK_FAULT_SKIP_STORE_WAIT, CROSSDOCK_FAULT_REUSE_SLOT}) {
+            bool is_caught = false;
+            for (uint64_t seed = 1; seed <= 200 && !is_caught; ++seed) {
+                BackendSpec spec = seeded(backend, seed);
+                spec.simulation.fault = fault;
+                const ElasticShape shape = random_elastic_shape(mode, seed, ranks_or(3));
+                is_caught = !run_ranks(spec, shape.num_ranks, random_elastic_operations(shape, 12)).ok();
+            }
+            EXPECT_TRUE(is_caught) << "fault " << fault;
+        }
+    });
+}
+
+// If a rank writes garbage into the others' memory, calls still end, and write only their outputs.
+TEST_BOTH_MODES(Elastic, SurvivesGarbage) {
+    on_each_elastic_backend(mode, {Backend::kSimulation}, [=](const BackendSpec& backend) {
+        const Seeds seeds = seeds_or(1, 200);
+        uint64_t clean = 0;
+        for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
+            const ElasticShape shape = shape_of(mode, seed, 4);
+            clean += survives_garbage(backend, shape.num_ranks, seed, random_elastic_operations(shape, 10)) ? 1 : 0;
+        }
+        EXPECT_TRUE(clean < seeds.count || seeds.count < 50) << "no rank saw garbage";
+    });
+}
+
+// A handle, and a handle's dispatch, that the tests below begin with: every token goes to two experts of each rank.
+std::vector<std::vector<int64_t>> to_everybody(const ElasticShape& shape) {
+    std::vector<int64_t> ids;
+    for (int token = 0; token < shape.max_tokens; ++token) {
+        for (int k = 0; k < shape.topk; ++k) ids.push_back(k * shape.local_experts / 2);
+    }
+    return std::vector<std::vector<int64_t>>(static_cast<size_t>(shape.num_ranks), ids);
+}
+
+ElasticShape shape_to_everybody(ncclEpAlgorithm_t mode, int num_ranks) {
+    return {.mode = mode,
+            .seed = 5,
+            .num_ranks = num_ranks,
+            .local_experts = 4,
+            .topk = 2 * num_ranks,
+            .max_tokens = 5,
+            .most_granules = 8,
+            .most_scales = 8,
+            .alignment = 2};
+}
+
+// Killed at any step: the others end, and say who it was.
+TEST_BOTH_MODES(Elastic, ARankKilledAtAnyStepIsNamed) {
+    on_each_elastic_backend(mode, {Backend::kSimulation}, [=](const BackendSpec& backend) {
+        constexpr int kDead = 1;
+        const int num_ranks = lsa_team_for(4) == 0 ? 3 : 4;
+        for (const bool by_expert : {false, true}) {
+            LostRanks lost_ranks;
+            const RankProgram program = [&](RankContext& context) {
+                ElasticShape shape = shape_to_everybody(mode, num_ranks);
+                shape.peers_may_die = true;
+                const bool dead = context.rank() == kDead;
+                const ncclEpGroupConfig_t config = elastic_config(context, shape, 1'000'000);
+                ncclEpGroup_t made = nullptr;
+                if (create_group(context, &made, context.comm(), &config) != ncclSuccess) return;
+                const OwnedGroup group(made);
+                ElasticHandle handle(context, group.get(), shape, by_expert, 9);
+                handle.route(to_everybody(shape));
+                for (uint64_t step = 0; step < 4; ++step) {
+                    std::optional<ElasticDispatchCall> dispatch;
+                    std::optional<ElasticCombineCall> combine;
+                    ncclResult_t result = handle.update();
+                    if (result == ncclSuccess) result = dispatch.emplace(context, handle, step).run();
+                    if (result == ncclSuccess) result = combine.emplace(context, handle, step).run();
+                    if (result == ncclSuccess && !dead) {
+                        dispatch->check();
+                        combine->check();
+                    }
+                    if (result == ncclSuccess) continue;
+                    RANK_CHECK(context, dead || result == ncclRemoteError, "{}: {}", result_name(result),
+                               crossdockGetLastError());
+                    if (!dead) lost_ranks.note(context.rank(), diagnosed_peer(context, group.get()));
+                    return;
+                }
+            };
+            const auto look = [&](std::vector<std::string>& failures) {
+                const std::string complaint = is_ht(mode) ? lost_ranks.complaint_about_names(num_ranks, kDead, false)
+                                                          : lost_ranks.complaint(num_ranks, kDead, false);
+                if (!complaint.empty()) failures.push_back(complaint);
+                lost_ranks.clear();
+            };
+            harm_at_many_steps(backend, Harm::kKill, num_ranks, kDead, seeds_or(0, 200), program, look);
+        }
+    });
+}
+
+// What one rank passes otherwise, and how high throughput calls it.
+struct ElasticDifference {
+    bool is_combine;
+    ElasticForm common, odd;
+    const char* words;
+};
+const ElasticDifference kElasticDifferences[] = {
+    {false, {.weights = true}, {.weights = false}, "whether topk_weights travel is "},
+    {false, {.scales = 3}, {.scales = 4}, "the scales of a row is "},
+    {false, {.scales = 3}, {.scales = 0}, "the scales of a row is "},
+    {false, {.granules = 4}, {.granules = 5}, "the bytes of a row is "},
+    {false, {.type = ncclFloat16}, {.type = ncclBfloat16}, "the datatype of the tokens is "},
+    {true, {.weights = true}, {.weights = false}, "whether topk_weights travel is "},
+    {true, {.granules = 4}, {.granules = 5}, "the bytes of a row is "},
+    {true, {.type = ncclFloat16}, {.type = ncclBfloat16}, "the datatype of the tokens is "},
+};
+
+// Every rank learns at once what differs; nothing is written.
+TEST_BOTH_MODES(Elastic, RanksThatDifferLearnIt) {
+    on_each_elastic_backend(mode, kEveryBackend, [=](const BackendSpec& spec) {
+        for (const ElasticDifference& difference : kElasticDifferences) {
+            for (const bool by_expert : {false, true}) {
+                expect_clean(spec, ranks_or(4), std::nullopt, [&](RankContext& context) {
+                    const ElasticShape shape = shape_to_everybody(mode, context.num_ranks());
+                    Group group(context, context.comm(), elastic_config(context, shape));
+                    ElasticHandle handle(context, group.get(), shape, by_expert, 3);
+                    handle.route(to_everybody(shape));
+                    RANK_OK(context, handle.update());
+                    handle.dispatch(0);
+                    context.barrier();
+                    const bool is_odd = context.rank() == 1;
+                    const ElasticForm& form = is_odd ? difference.odd : difference.common;
+                    const auto begin = std::chrono::steady_clock::now();
+                    std::optional<ElasticDispatchCall> dispatch;
+                    std::optional<ElasticCombineCall> combine;
+                    const auto run = [&] { return difference.is_combine ? combine->run() : dispatch->run(); };
+                    difference.is_combine ? void(combine.emplace(context, handle, 1, form))
+                                          : void(dispatch.emplace(context, handle, 1, form));
+                    run();
+                    context.synchronize(handle.stream());
+                    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+                    RANK_CHECK(context, elapsed.count() < 30, "the error took {} s", elapsed.count());
+                    const ncclResult_t result = run();
+                    const std::string message = crossdockGetLastError();
+                    RANK_CHECK(context, result == ncclInvalidUsage, "{}: \"{}\"", result_name(result), message);
+                    RANK_CHECK(context, message.find("on rank 1") != std::string::npos, "\"{}\"", message);
+                    RANK_CHECK(context, !is_ht(mode) || message.find(difference.words) != std::string::npos,
+                               "\"{}\" lacks \"{}\"", message, difference.words);
+                    context.barrier();
+                });
+            }
+        }
+    });
+}
+
+// Outputs with fewer rows than come fail the group, and nothing is written behind them.
+TEST_BOTH_MODES(Elastic, RowsWithoutRoomFailTheGroup) {
+    on_each_elastic_backend(mode, kEveryBackend, [=](const BackendSpec& spec) {
+        for (const bool by_expert : {false, true}) {
+            for (const bool of_sources : {false, true}) {
+                // A rank that knows the number of rows refuses the call, and its peers would wait for it.
+                const int num_ranks = of_sources ? ranks_or(4) : 1;
+                expect_clean(spec, num_ranks, std::nullopt, [&](RankContext& context) {
+                    const ElasticShape shape = shape_to_everybody(mode, context.num_ranks());
+                    Group group(context, context.comm(), elastic_config(context, shape));
+                    ElasticHandle handle(context, group.get(), shape, by_expert, 3);
+                    handle.route(to_everybody(shape));
+                    RANK_OK(context, handle.update());
+                    ElasticDispatchCall call(context, handle, 1, {.scales = 2, .weights = true});
+                    const auto arrivals = handle.arrivals()[static_cast<size_t>(context.rank())];
+                    const size_t tokens = arrivals.tokens.size(), rows = static_cast<size_t>(arrivals.num_rows);
+                    const size_t line = static_cast<size_t>(shape.topk) + 2;
+                    Buffer sources(context, handle.stream(), 4 * (tokens - 1) * line);
+                    Tensor short_sources(ncclInt32, {tokens - 1, line}, sources);
+                    crossdockElasticDispatch_t& arguments = call.arguments();
+                    if (of_sources) {
+                        arguments.sources = short_sources;
+                    } else {
+                        call.shrink(rows - 1);
+                    }
+                    const ncclResult_t first = call.run();
+                    if (first == ncclInvalidArgument) {
+                        const std::string message = crossdockGetLastError();
+                        RANK_CHECK(context, !of_sources && message.find("received ones") != std::string::npos, "{}",
+                                   message);
+                        return;
+                    }
+                    context.synchronize(handle.stream());
+                    RANK_REFUSED(context, ncclInvalidUsage, "rows came to rank", call.run());
+                    if (!of_sources) call.check_untouched_from(rows - 1);
+                });
+            }
         }
     });
 }

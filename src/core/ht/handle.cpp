@@ -103,6 +103,7 @@ HtCommon HtHandle::common(OperationKind operation, uint32_t channels) const {
     common.state = reinterpret_cast<HtState*>(arena.state.data());
     common.tables = HtTables::of(geometry(), memory_);
     common.scope = group_->wait_scope(operation, number_);
+    static_assert(static_cast<uint64_t>(OperationKind::kElasticCombine) <= Terms::max_of(Term::kOperation));
     common.terms = Terms{}
                        .with(Term::kOperation, static_cast<uint64_t>(operation))
                        .with(Term::kTopk, routed_topk_)

@@ -99,7 +99,7 @@ class RowReceiver {
         return ring_of(ctx, row).packets + uint64_t{row.packet % args_.rows.num} * args_.rows.stride;
     }
 
-    // From its packet if that arrives, else zeros.
+    // From its packet if that arrives, else zeros; elastic operations fail without it, and leave the slots alone.
     CROSSDOCK_DEVICE void receive(const Ctx& ctx, const PlannedRow& row) {
         const HtCommon& c = args_.common;
         const int source = static_cast<int>(row.peer);
@@ -108,7 +108,7 @@ class RowReceiver {
         const bool is_here =
             is_leader(ctx) && wait_packet(ctx, c, operation_, sender, ring_of(ctx, row), row.packet, args_.rows.num);
         if (ctx.warp_broadcast(is_here ? 1u : 0u) == 0) {
-            zero_slots(ctx, args_, slots, row.num_slots);
+            if constexpr (!kIsElastic<Args>) zero_slots(ctx, args_, slots, row.num_slots);
             return ctx.warp_sync();
         }
         if (!kIsElastic<Args> && args_.scale_bytes > 0) {

@@ -128,7 +128,8 @@ ElasticStrides ElasticStrides::random(Random& random, size_t rows, size_t column
 
 // ---- Dispatch ----
 
-ElasticDispatchCall::ElasticDispatchCall(RankContext& context, ElasticHandle& handle, uint64_t step)
+ElasticDispatchCall::ElasticDispatchCall(RankContext& context, ElasticHandle& handle, uint64_t step,
+                                         const ElasticForm& form)
     : context_(context),
       handle_(handle),
       routing_([&] {
@@ -146,13 +147,15 @@ ElasticDispatchCall::ElasticDispatchCall(RankContext& context, ElasticHandle& ha
     const ElasticShape& shape = handle.shape();
     Random common(seed_of(seed_, Use::kCommon));
     Random random(seed_of(seed_, Use::kOwn, static_cast<uint64_t>(context.rank())));
-    type_ = common.pick({ncclBfloat16, ncclFloat16, ncclFloat32, ncclUint8, ncclFloat8e4m3});
-    row_bytes_ = 16 * static_cast<size_t>(common.between(1, static_cast<int>(shape.most_granules)));
-    num_scales_ = static_cast<size_t>(common.between(0, static_cast<int>(shape.most_scales)));
+    type_ = form.type.value_or(common.pick({ncclBfloat16, ncclFloat16, ncclFloat32, ncclUint8, ncclFloat8e4m3}));
+    const size_t granules = static_cast<size_t>(common.between(1, static_cast<int>(shape.most_granules)));
+    row_bytes_ = 16 * form.granules.value_or(granules);
+    num_scales_ = form.scales.value_or(static_cast<size_t>(common.between(0, static_cast<int>(shape.most_scales))));
+    const bool with_weights = form.weights.value_or(common.chance(60));
     tokens_ = static_cast<size_t>(routing_.num_tokens(context.rank()));
     const ElasticArrivals arrivals = reference::elastic_arrivals(routing_, context.rank());
     rows_ = static_cast<size_t>(arrivals.num_rows + (random.chance(50) ? 0 : random.below(9)));
-    make_inputs(common, random);
+    make_inputs(common, random, with_weights);
     make_outputs(random);
 }
 
@@ -176,7 +179,7 @@ float ElasticDispatchCall::weight_of_expert(const ElasticArrivals::Token& came, 
     return sum;
 }
 
-void ElasticDispatchCall::make_inputs(Random& common, Random& random) {
+void ElasticDispatchCall::make_inputs(Random& common, Random& random, bool with_weights) {
     const int rank = context_.rank();
     const size_t topk = static_cast<size_t>(routing_.topk);
     Buffer& given = tensors_.buffer(tokens_ * row_bytes_);
@@ -206,7 +209,7 @@ void ElasticDispatchCall::make_inputs(Random& common, Random& random) {
         std::copy_n(strides.given, 2, call_.scale_strides);
         std::copy_n(out_strides_.given, 2, call_.out_scale_strides);
     }
-    if (common.chance(60)) {
+    if (with_weights) {
         std::vector<float> values;
         for (size_t i = 0; i < tokens_ * topk; ++i)
             values.push_back(weight_of(rank, static_cast<int>(i / topk), i % topk));
@@ -251,6 +254,32 @@ void ElasticDispatchCall::make_outputs(Random& random) {
     const std::vector<int32_t> before(experts, 1000);
     statistics_->write(before.data(), statistics_->bytes());
     if (is_wanted()) call_.statistics = tensors_.tensor(ncclInt32, {experts}, *statistics_);
+}
+
+void ElasticDispatchCall::shrink(size_t rows) {
+    const auto shrink = [&](const ncclEpTensor_t*& given, const Buffer& buffer) {
+        if (given == nullptr) return;
+        std::vector<size_t> sizes(given->sizes, given->sizes + given->ndim);
+        sizes[0] = rows;
+        given = tensors_.tensor(given->datatype, sizes, buffer);
+    };
+    shrink(call_.out_tokens, *received_);
+    shrink(call_.out_scales, *scales_);
+    shrink(call_.out_topk_weights, *weights_);
+    shrink(call_.out_topk_idx, *ids_);
+}
+
+void ElasticDispatchCall::check_untouched_from(size_t row) const {
+    const auto check = [&](const Buffer& buffer, const char* name) {
+        Expected expected(buffer.bytes());
+        expected.untouched();
+        const size_t row_bytes = rows_ == 0 ? 1 : buffer.bytes() / rows_;
+        expected.undefined(0, row * row_bytes);
+        expected.check(context_, buffer, row_bytes, name);
+    };
+    check(*received_, "out_tokens behind the last row");
+    check(*weights_, "out_topk_weights behind the last row");
+    check(*ids_, "out_topk_idx behind the last row");
 }
 
 ncclResult_t ElasticDispatchCall::run() {
@@ -330,7 +359,8 @@ void ElasticDispatchCall::check_numbers() const {
 
 // ---- Combine ----
 
-ElasticCombineCall::ElasticCombineCall(RankContext& context, ElasticHandle& handle, uint64_t step)
+ElasticCombineCall::ElasticCombineCall(RankContext& context, ElasticHandle& handle, uint64_t step,
+                                       const ElasticForm& form)
     : context_(context),
       handle_(handle),
       routing_(handle.routing()),
@@ -340,13 +370,14 @@ ElasticCombineCall::ElasticCombineCall(RankContext& context, ElasticHandle& hand
     const ElasticShape& shape = handle.shape();
     Random common(seed_of(seed_, Use::kCommon));
     Random random(seed_of(seed_, Use::kOwn, static_cast<uint64_t>(context.rank())));
-    type_ = common.pick({ncclBfloat16, ncclBfloat16, ncclFloat16, ncclFloat32});
-    row_bytes_ = 16 * static_cast<size_t>(common.between(1, static_cast<int>(shape.most_granules)));
+    type_ = form.type.value_or(common.pick({ncclBfloat16, ncclBfloat16, ncclFloat16, ncclFloat32}));
+    const size_t granules = static_cast<size_t>(common.between(1, static_cast<int>(shape.most_granules)));
+    row_bytes_ = 16 * form.granules.value_or(granules);
     hidden_ = row_bytes_ / reference::type_bytes(type_);
-    with_weights_ = common.chance(50);
+    with_weights_ = form.weights.value_or(common.chance(50));
     tokens_ = static_cast<size_t>(routing_.num_tokens(context.rank()));
     const ElasticArrivals& arrivals = arrivals_[static_cast<size_t>(context.rank())];
-    const size_t rows = random.chance(50) ? handle.dispatched_rows() : static_cast<size_t>(arrivals.num_rows);
+    const size_t rows = handle.dispatched_rows();
 
     Buffer& given = tensors_.buffer(rows * row_bytes_);
     Bytes all(given.bytes(), kPoison);  // padding, too
@@ -443,7 +474,9 @@ ElasticHandle::ElasticHandle(RankContext& context, ncclEpGroup_t group, const El
     const ncclEpLayout_t layout = by_expert           ? NCCL_EP_LAYOUT_EXPERT_MAJOR
                                   : is_ht(shape.mode) ? NCCL_EP_LAYOUT_FLAT
                                                       : NCCL_EP_LAYOUT_RANK_MAJOR;
-    RANK_OK(context, ncclEpInitHandle(&handle_, group, layout, config.get(), shape.topk, nullptr));
+    const ncclResult_t made = ncclEpInitHandle(&handle_, group, layout, config.get(), shape.topk, nullptr);
+    if (made == ncclRemoteError && shape.peers_may_die) throw StopProgram("no handle without the dead");
+    RANK_OK(context, made);
 }
 
 std::vector<ElasticArrivals> ElasticHandle::arrivals() const {

@@ -23,6 +23,7 @@ struct ElasticShape {
     size_t most_scales = 0;
     uint32_t alignment = 1;  // of high throughput's handles by expert
     bool is_eager = false;   // high throughput
+    bool peers_may_die = false;
 
     int num_experts() const { return num_ranks * local_experts; }
     // By expert: of one rank, with padding.
@@ -71,6 +72,14 @@ class Expected {
 
 class ElasticHandle;
 
+// What a test wants of a call; the rest is random.
+struct ElasticForm {
+    std::optional<ncclDataType_t> type;
+    std::optional<size_t> granules;  // of 16 bytes, of a row
+    std::optional<size_t> scales;
+    std::optional<bool> weights;
+};
+
 // How a caller lays out scales.
 struct ElasticStrides {
     int64_t given[2];
@@ -86,9 +95,12 @@ struct ElasticStrides {
 // A dispatch with inputs from a seed. What arrives is the routing of the handle when it is made.
 class ElasticDispatchCall {
   public:
-    ElasticDispatchCall(RankContext& context, ElasticHandle& handle, uint64_t step);
+    ElasticDispatchCall(RankContext& context, ElasticHandle& handle, uint64_t step, const ElasticForm& form = {});
     crossdockElasticDispatch_t& arguments() { return call_; }
     ncclResult_t run();
+    // Outputs by row have so many rows; what is behind them must stay as it is.
+    void shrink(size_t rows);
+    void check_untouched_from(size_t row) const;
     // After the call; the stream is synchronised.
     void check() const;
 
@@ -97,7 +109,7 @@ class ElasticDispatchCall {
     uint32_t scale_of(int rank, int token, size_t column) const;
     float weight_of(int rank, int token, size_t column) const;
     float weight_of_expert(const reference::ElasticArrivals::Token& came, size_t column) const;
-    void make_inputs(Random& common, Random& random);
+    void make_inputs(Random& common, Random& random, bool with_weights);
     void make_outputs(Random& random);
     void check_numbers() const;
 
@@ -117,7 +129,7 @@ class ElasticDispatchCall {
 // The same for a combine, along the handle's latest dispatch.
 class ElasticCombineCall {
   public:
-    ElasticCombineCall(RankContext& context, ElasticHandle& handle, uint64_t step);
+    ElasticCombineCall(RankContext& context, ElasticHandle& handle, uint64_t step, const ElasticForm& form = {});
     crossdockElasticCombine_t& arguments() { return call_; }
     ncclResult_t run();
     void check() const;
