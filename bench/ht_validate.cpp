@@ -145,6 +145,9 @@ class HtValidator {
         std::vector<float> output_weights(count * weights_per_row());
         for (size_t i = 0; i < count; ++i) {
             const Slot& slot = slots_[first + i];
+            if (options_.elastic && slot.rank < 0) {
+                continue;  // padding stays as it was
+            }
             Row expected;
             if (slot.rank < 0) {
                 expected = {std::vector<uint8_t>(row_bytes), std::vector<float>(num_scales)};
@@ -169,10 +172,14 @@ class HtValidator {
         }
     }
 
-    // Expert-major: the slot's weight. Flat: local experts, ascending, with their weights, then -1 and 0.
+    // Expert-major: the slot's weight. Flat: local experts, ascending, with their weights, then -1 and 0; elastic, by
+    // column: local experts or -1, and all weights.
     bool has_right_choices(const Slot& slot, const int64_t* experts, const float* weights) const {
         if (options_.is_expert_major()) {
             return weights[0] == (slot.rank < 0 ? 0 : weight_of(slot.rank, slot.token, own_expert(slot.local)));
+        }
+        if (options_.elastic) {
+            return has_right_columns(slot, experts, weights);
         }
         const std::vector<int32_t> chosen = experts_on(context_.rank, slot.rank, slot.token);
         for (size_t k = 0; k < topk(); ++k) {
@@ -185,11 +192,24 @@ class HtValidator {
         return true;
     }
 
+    bool has_right_columns(const Slot& slot, const int64_t* experts, const float* weights) const {
+        const int32_t* chosen = experts_of(slot.rank, slot.token);
+        const float* given = &weights_[static_cast<size_t>(slot.rank)][static_cast<size_t>(slot.token) * topk()];
+        for (size_t k = 0; k < topk(); ++k) {
+            const int64_t local = rank_of(chosen[k]) == context_.rank ? chosen[k] % options_.num_local() : -1;
+            if (experts[k] != local || weights[k] != given[k]) {
+                return false;
+            }
+        }
+        return true;
+    }
+
     void check_unused_rows() {
         for (size_t first = slots_.size(); first < workload_.num_rows(); first += kRowsAtOnce) {
             const size_t count = std::min(kRowsAtOnce, workload_.num_rows() - first);
             const std::vector<float> weights = workload_.received_weights(first, count);
-            bool is_right = std::all_of(weights.begin(), weights.end(), [](float weight) { return weight == 0; });
+            bool is_right = options_.elastic ||
+                            std::all_of(weights.begin(), weights.end(), [](float weight) { return weight == 0; });
             if (!options_.is_expert_major()) {
                 const std::vector<int64_t> experts = workload_.received_experts(first, count);
                 is_right = is_right && std::all_of(experts.begin(), experts.end(), [](int64_t id) { return id == -1; });

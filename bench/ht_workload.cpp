@@ -2,6 +2,7 @@
 #include "bench/ht_workload.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "bench/rows.h"
 #include "bench/stopwatch.h"
@@ -41,6 +42,11 @@ HtWorkload::HtWorkload(const LibraryComm& comm, const tools::RankContext& contex
     expert_weights_ = allocate(options.backward ? capacity_ * weights_per_row() * sizeof(float) : 0);
     results_ = allocate(max_tokens * row_bytes_combine_, options.windows);
     result_weights_ = allocate(options.backward ? max_tokens * topk() * sizeof(float) : 0);
+    sources_ = allocate(options.elastic ? capacity_ * (topk() + 2) * sizeof(int32_t) : 0);
+    rank_ends_ = allocate(static_cast<size_t>(options.num_ranks) * sizeof(int32_t));
+    if (options.elastic && library_.elastic_dispatch == nullptr) {
+        throw std::runtime_error(library_.name + ": has no elastic operations, which --elastic times");
+    }
     routing_->upload(0, std::vector<int64_t>(routing.begin(), routing.end()));
     weights_->upload(0, weights);
     for (int token = 0; token < options.max_tokens(); ++token) {
@@ -80,7 +86,8 @@ Work HtWorkload::work(Operation operation) {
     if (operation == Operation::kUpdate && !library_.is_crossdock()) {
         work.settle = [this] { dispatch(false); };
     }
-    work.capturable = !options_.eager || operation == Operation::kUpdate || operation == Operation::kCombine;
+    work.capturable =
+        !options_.eager || options_.elastic || operation == Operation::kUpdate || operation == Operation::kCombine;
     return work;
 }
 
@@ -94,7 +101,7 @@ void HtWorkload::set_tensors(size_t num_tokens, size_t num_rows) {
 
     // Pointers into the vector stay valid: it has its capacity before they are taken.
     tensors_.clear();
-    tensors_.reserve(16);
+    tensors_.reserve(24);
     const auto add = [this](TensorMemory* memory, ncclDataType_t dtype, std::initializer_list<size_t> extents) {
         tensors_.push_back(memory->tensor(dtype, extents));
         return tensors_.back().get();
@@ -124,6 +131,30 @@ void HtWorkload::set_tensors(size_t num_tokens, size_t num_rows) {
     combine_outputs_.topk_weights = is_forward ? nullptr : add(result_weights_, ncclFloat32, {num_tokens, topk()});
     combine_config_.pass_direction = dispatch_config_.pass_direction;
     combine_config_.quant_recipe = options_.combine_recipe;
+    if (options_.elastic) {
+        set_elastic();
+    }
+}
+
+// The same tensors, and what only elastic operations write.
+void HtWorkload::set_elastic() {
+    const auto num_ranks = static_cast<size_t>(options_.num_ranks);
+    const auto add = [this](TensorMemory* memory, std::initializer_list<size_t> extents) {
+        tensors_.push_back(memory->tensor(ncclInt32, extents));
+        return tensors_.back().get();
+    };
+    elastic_dispatch_.tokens = dispatch_inputs_.tokens;
+    elastic_dispatch_.scales = dispatch_inputs_.scales;
+    elastic_dispatch_.topk_weights = dispatch_inputs_.topk_weights;
+    elastic_dispatch_.origin_stride = static_cast<unsigned>(options_.max_tokens());
+    elastic_dispatch_.out_tokens = dispatch_outputs_.tokens;
+    elastic_dispatch_.out_scales = dispatch_outputs_.scales;
+    elastic_dispatch_.out_topk_weights = dispatch_outputs_.topk_weights;
+    elastic_dispatch_.out_topk_idx = dispatch_outputs_.topk_idx;
+    elastic_dispatch_.sources = add(sources_, {num_rows_, topk() + 2});
+    elastic_dispatch_.rank_ends = add(rank_ends_, {num_ranks});
+    elastic_combine_.tokens = combine_inputs_.tokens;
+    elastic_combine_.out_tokens = combine_outputs_.tokens;
 }
 
 void HtWorkload::update() {
@@ -131,6 +162,10 @@ void HtWorkload::update() {
 }
 
 void HtWorkload::dispatch(bool send_only) {
+    if (options_.elastic) {
+        return library_.check(library_.elastic_dispatch(handle_, &elastic_dispatch_, device_.stream()),
+                              "crossdockElasticDispatch");
+    }
     dispatch_config_.send_only = send_only;
     library_.check(
         library_.dispatch(handle_, &dispatch_inputs_, &dispatch_outputs_, nullptr, &dispatch_config_, device_.stream()),
@@ -138,6 +173,10 @@ void HtWorkload::dispatch(bool send_only) {
 }
 
 void HtWorkload::combine(bool send_only) {
+    if (options_.elastic) {
+        return library_.check(library_.elastic_combine(handle_, &elastic_combine_, device_.stream()),
+                              "crossdockElasticCombine");
+    }
     combine_config_.send_only = send_only;
     library_.check(library_.combine(handle_, &combine_inputs_, &combine_outputs_, &combine_config_, device_.stream()),
                    "ncclEpCombine");

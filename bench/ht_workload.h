@@ -38,6 +38,7 @@ class HtWorkload : public Workload {
     size_t weights_per_row() const { return options_.is_expert_major() ? 1 : static_cast<size_t>(options_.topk); }
     size_t topk() const { return static_cast<size_t>(options_.topk); }
     void set_tensors(size_t num_tokens, size_t num_rows);
+    void set_elastic();
     void update() override;
     void dispatch(bool send_only) override;
     void combine(bool send_only) override;
@@ -61,6 +62,8 @@ class HtWorkload : public Workload {
     TensorMemory* expert_weights_;
     TensorMemory* results_;
     TensorMemory* result_weights_;
+    TensorMemory* sources_;  // elastic, like the next
+    TensorMemory* rank_ends_;
     std::vector<Tensor> tensors_;  // what the structs below point to
     ncclEpTensor_t* topk_idx_ = nullptr;
     ncclEpLayoutInfo_t layout_info_;
@@ -70,6 +73,8 @@ class HtWorkload : public Workload {
     ncclEpCombineInputs_t combine_inputs_;
     ncclEpCombineOutputs_t combine_outputs_;
     ncclEpCombineConfig_t combine_config_;
+    crossdockElasticDispatch_t elastic_dispatch_ = CROSSDOCK_ELASTIC_DISPATCH_INIT;
+    crossdockElasticCombine_t elastic_combine_ = CROSSDOCK_ELASTIC_COMBINE_INIT;
 };
 
 }  // namespace crossdock::bench

@@ -54,7 +54,9 @@ EpLibrary own_library() {
             crossdockCommWindowRegister,
             crossdockCommWindowDeregister,
             crossdockGroupMemory,
-            crossdockHandleSetSums};
+            crossdockHandleSetSums,
+            crossdockElasticDispatch,
+            crossdockElasticCombine};
 }
 
 EpLibrary open_library(const std::string& path) {
@@ -84,6 +86,8 @@ EpLibrary open_library(const std::string& path) {
     resolve_optional(opened, "crossdockCommWindowDeregister", library.window_deregister);
     resolve_optional(opened, "crossdockGroupMemory", library.group_memory);
     resolve_optional(opened, "crossdockHandleSetSums", library.set_sums);
+    resolve_optional(opened, "crossdockElasticDispatch", library.elastic_dispatch);
+    resolve_optional(opened, "crossdockElasticCombine", library.elastic_combine);
     return library;
 }
 

@@ -32,6 +32,8 @@ struct EpLibrary {
     decltype(&crossdockCommWindowDeregister) window_deregister;
     decltype(&crossdockGroupMemory) group_memory;
     decltype(&crossdockHandleSetSums) set_sums;
+    decltype(&crossdockElasticDispatch) elastic_dispatch;
+    decltype(&crossdockElasticCombine) elastic_combine;
 
     // Throws a message that names the library and the call, with the library's own where it has one.
     void check(ncclResult_t result, const char* call) const;

@@ -45,6 +45,7 @@ std::string find_misplaced(const Options& options, const Words& words) {
         }
         return options.backward         ? "--backward: goes with --mode ht only"
                : options.eager          ? "--eager: goes with --mode ht only"
+               : options.elastic        ? "--elastic: goes with --mode ht only"
                : options.budget > 0     ? "--budget: goes with --mode ht only"
                : options.alignment != 1 ? "--alignment: goes with --mode ht only"
                                         : "";
@@ -73,6 +74,11 @@ std::string find_misplaced(const Options& options, const Words& words) {
     }
     if ((options.alignment & (options.alignment - 1)) != 0) {
         return fmt::format("--alignment: {} is not a power of two", options.alignment);
+    }
+    if (options.elastic && (options.backward || options.windows || options.combines_in_mxfp8())) {
+        return fmt::format("--{}: does not go with --elastic", options.backward  ? "backward"
+                                                               : options.windows ? "windows"
+                                                                                 : "combine-recipe");
     }
     if (options.eager && options.budget > 0) {
         return "--budget: does not go with --eager, where there is none";
@@ -216,6 +222,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
            "ht: rows or padded slots that a rank can receive (flat: ranks x tokens; em: what the routing needs)")
         ->check(integer_range(1, INT32_MAX));
     app.add_flag("--eager", options.eager, "ht: no budget, receive tensors of the rows routed to the rank");
+    app.add_flag("--elastic", options.elastic, "ht: elastic dispatches and combines, with all that comes with a row");
     app.add_option("--alignment", options.alignment, "ht, em: alignment of an expert's rows, a power of two (1)")
         ->check(integer_range(1, 1 << 20));
     CLI::Option* iterations =

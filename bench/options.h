@@ -49,7 +49,8 @@ struct Options {
     ncclEpCombQuant_t combine_recipe = NCCL_EP_COMB_QUANT_NONE;
     bool backward = false;
     bool eager = false;
-    int64_t budget = 0;  // rows (flat) or slots (expert-major) that a rank can receive; 0: what the setting needs
+    bool elastic = false;  // crossdockElasticDispatch and crossdockElasticCombine
+    int64_t budget = 0;    // rows (flat) or slots (expert-major) that a rank can receive; 0: what the setting needs
     int alignment = 1;
 
     int num_warmups = 10;

@@ -160,6 +160,10 @@ class Session {
     void dispatch_ht(Handle& handle);
     void combine_ht(const Handle& handle);
 
+    // session_elastic_calls.cpp: for handles of both modes.
+    void elastic_dispatch();
+    void elastic_combine();
+
     // session_a2sgd_calls.cpp: gradients of up to three pieces, halves of steps in any order.
     std::vector<crossdockA2sgdPiece_t> make_pieces();
     A2sgd* choose_a2sgd();

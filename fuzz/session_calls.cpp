@@ -48,12 +48,12 @@ void Session::step() {
         void (Session::*make)();
     };
     static constexpr Call kCalls[] = {
-        {70, &Session::dispatch},        {130, &Session::combine},           {150, &Session::complete},
-        {180, &Session::update_handle},  {192, &Session::init_handle},       {200, &Session::create_handle},
-        {208, &Session::destroy_handle}, {216, &Session::create_group},      {220, &Session::destroy_group},
-        {230, &Session::use_masks},      {235, &Session::handle_mem_size},   {240, &Session::allocate_tensor},
-        {246, &Session::inspect},        {250, &Session::use_communicators}, {253, &Session::use_routing},
-        {256, &Session::use_a2sgd}};
+        {60, &Session::dispatch},           {110, &Session::combine},         {124, &Session::complete},
+        {138, &Session::elastic_dispatch},  {150, &Session::elastic_combine}, {180, &Session::update_handle},
+        {192, &Session::init_handle},       {200, &Session::create_handle},   {208, &Session::destroy_handle},
+        {216, &Session::create_group},      {220, &Session::destroy_group},   {230, &Session::use_masks},
+        {235, &Session::handle_mem_size},   {240, &Session::allocate_tensor}, {246, &Session::inspect},
+        {250, &Session::use_communicators}, {253, &Session::use_routing},     {256, &Session::use_a2sgd}};
     if (is_about_a2sgd_ && choice < 192) {
         use_a2sgd();
         return;
@@ -69,14 +69,15 @@ void Session::step() {
 // One rank reads another byte than the other, anywhere in what decides the call. Behind it ranks know nothing of each
 // other, so it is their last.
 void Session::disagree() {
-    void (Session::*const calls[])() = {&Session::dispatch, &Session::combine, &Session::update_handle};
+    void (Session::*const calls[])() = {&Session::dispatch, &Session::combine, &Session::update_handle,
+                                        &Session::elastic_dispatch, &Session::elastic_combine};
     const size_t distance = input_.below(48);
     const auto by = static_cast<uint8_t>(1 + input_.below(255));
     if (is_odd_) {
         input_.change(distance, by);
     }
     is_last_call_ = true;
-    (this->*calls[input_.below(3)])();
+    (this->*calls[input_.below(5)])();
 }
 
 void Session::create_group() {

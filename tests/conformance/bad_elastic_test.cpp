@@ -11,8 +11,8 @@ namespace {
 constexpr size_t kScales = 3;
 
 // What a whole crossdockElasticDispatch points to. Outputs lie one behind the other.
-struct ElasticDispatchCall {
-    explicit ElasticDispatchCall(Victim& made_for) : victim(made_for), handle(made_for.handle()) {
+struct WholeElasticDispatch {
+    explicit WholeElasticDispatch(Victim& made_for) : victim(made_for), handle(made_for.handle()) {
         const bool by_expert = victim.problem().expert_major();
         const size_t experts = victim.local_experts(), ranks = static_cast<size_t>(victim.problem().num_ranks);
         // Room for every token, and for the zones of 4 rows.
@@ -53,8 +53,8 @@ struct ElasticDispatchCall {
     const crossdockElasticDispatch_t* pointer = &call;
 };
 
-using D = ElasticDispatchCall&;
-const Spoiled<ElasticDispatchCall> kDispatches[] = {
+using D = WholeElasticDispatch&;
+const Spoiled<WholeElasticDispatch> kDispatches[] = {
     {"handle NULL", [](D c) { c.handle = nullptr; }, "handle"},
     {"call NULL", [](D c) { c.pointer = nullptr; }, "call is NULL"},
     {"too small", [](D c) { c.call.size = 8; }, "call->size"},
@@ -98,14 +98,14 @@ const Spoiled<ElasticDispatchCall> kDispatches[] = {
     {"an output over an input", [](D c) { c.tokens.tensor.data = c.received.tensor.data; }, "call->tokens"},
 };
 
-const Spoiled<ElasticDispatchCall> kDispatchesByRank[] = {
+const Spoiled<WholeElasticDispatch> kDispatchesByRank[] = {
     {"zero_padding", [](D c) { c.call.zero_padding = 1; }, "call->zero_padding"},
     {"ids of another type", [](D c) { c.received_ids.tensor.datatype = ncclFloat32; }, "call->out_topk_idx"},
     {"ids of another top-k", [](D c) { c.received_ids.width() += 1; }, "call->out_topk_idx"},
     {"ids of other rows", [](D c) { c.received_ids.sizes[0] -= 1; }, "call->out_topk_idx"},
 };
 
-const Spoiled<ElasticDispatchCall> kDispatchesByExpert[] = {
+const Spoiled<WholeElasticDispatch> kDispatchesByExpert[] = {
     {"ids",
      [](D c) {
          c.received_ids.set(ncclInt64, {c.rows, kVictimTopk}, c.victim.output() + (1 << 18));
@@ -114,13 +114,13 @@ const Spoiled<ElasticDispatchCall> kDispatchesByExpert[] = {
      "call->out_topk_idx"},
 };
 
-const Spoiled<ElasticDispatchCall> kHtDispatchesByExpert[] = {
+const Spoiled<WholeElasticDispatch> kHtDispatchesByExpert[] = {
     {"another alignment than the handle's", [](D c) { c.call.alignment = 8; }, "call->alignment"},
 };
 
-struct ElasticCombineCall {
-    explicit ElasticCombineCall(Victim& made_for) : victim(made_for), handle(made_for.handle()) {
-        ElasticDispatchCall before(made_for);
+struct WholeElasticCombine {
+    explicit WholeElasticCombine(Victim& made_for) : victim(made_for), handle(made_for.handle()) {
+        WholeElasticDispatch before(made_for);
         const bool by_expert = victim.problem().expert_major();
         rows.set(ncclBfloat16, {before.rows, kVictimHidden}, victim.input());
         by_expert ? weights.set(ncclFloat32, {before.rows}, victim.input())
@@ -144,8 +144,8 @@ struct ElasticCombineCall {
     const crossdockElasticCombine_t* pointer = &call;
 };
 
-using C = ElasticCombineCall&;
-const Spoiled<ElasticCombineCall> kCombines[] = {
+using C = WholeElasticCombine&;
+const Spoiled<WholeElasticCombine> kCombines[] = {
     {"handle NULL", [](C c) { c.handle = nullptr; }, "handle"},
     {"call NULL", [](C c) { c.pointer = nullptr; }, "call is NULL"},
     {"too small", [](C c) { c.call.size = 8; }, "call->size"},
@@ -168,7 +168,7 @@ const Spoiled<ElasticCombineCall> kCombines[] = {
     {"a bias that is written", [](C c) { c.bias[1].tensor.data = c.combined.tensor.data; }, "call->bias[1]"},
 };
 
-const Spoiled<ElasticCombineCall> kHtCombines[] = {
+const Spoiled<WholeElasticCombine> kHtCombines[] = {
     {"fewer rows than came", [](C c) { c.rows.sizes[0] = c.weights.sizes[0] = 1; }, "received ones"},
 };
 
@@ -195,8 +195,8 @@ TEST_BOTH_MODES(BadElastic, Combines) {
         for (const ncclEpLayout_t layout : layouts_of(mode)) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 Victim victim(context, mode, layout);
-                RANK_REFUSED(context, ncclInvalidUsage, "elastic dispatch", ElasticCombineCall(victim)());
-                ElasticDispatchCall dispatch(victim);
+                RANK_REFUSED(context, ncclInvalidUsage, "elastic dispatch", WholeElasticCombine(victim)());
+                WholeElasticDispatch dispatch(victim);
                 // Somewhere else than where a refused call must not write.
                 Buffer elsewhere(context, nullptr, Victim::kBufferBytes);
                 for (OpenTensor* tensor :
@@ -222,10 +222,10 @@ TEST_BOTH_MODES(BadElastic, NeedsARoutingAndNoMasks) {
                 Victim victim(context, mode, layout);
                 ncclEpHandle_t fresh = nullptr;
                 RANK_OK(context, ncclEpInitHandle(&fresh, victim.group(), layout, nullptr, kVictimTopk, nullptr));
-                ElasticDispatchCall dispatch(victim);
+                WholeElasticDispatch dispatch(victim);
                 dispatch.handle = fresh;
                 RANK_REFUSED(context, ncclInvalidUsage, "ncclEpUpdateHandle", dispatch());
-                ElasticCombineCall combine(victim);
+                WholeElasticCombine combine(victim);
                 combine.handle = fresh;
                 RANK_REFUSED(context, ncclInvalidUsage, "", combine());
                 RANK_OK(context, ncclEpHandleDestroy(fresh));
@@ -256,7 +256,7 @@ TEST(BadElastic, LowLatencyNeedsOneLsaTeam) {
         const WithLsaTeam team(1);
         expect_clean(spec, 2, std::nullopt, [](RankContext& context) {
             Victim victim(context, kLowLatency, NCCL_EP_LAYOUT_EXPERT_MAJOR);
-            RANK_REFUSED(context, ncclInvalidUsage, "LSA team", ElasticDispatchCall(victim)());
+            RANK_REFUSED(context, ncclInvalidUsage, "LSA team", WholeElasticDispatch(victim)());
         });
     });
 }

@@ -205,7 +205,10 @@ CROSSDOCK_DEVICE void write_ends(const Ctx& ctx, const HtElasticDispatchArgs& ar
         before += static_cast<uint32_t>(ctx.warp_sum(static_cast<int>(padded)));
         if (expert >= experts) continue;
         if (elastic.expert_counts != nullptr) elastic.expert_counts[expert] = static_cast<int32_t>(count);
-        if (elastic.statistics != nullptr) elastic.statistics[expert] += static_cast<int32_t>(count);
+        if (elastic.statistics != nullptr) {
+            const uint32_t sum = static_cast<uint32_t>(elastic.statistics[expert]) + count;
+            elastic.statistics[expert] = static_cast<int32_t>(sum);
+        }
         if (elastic.expert_ends != nullptr)
             elastic.expert_ends[expert] =
                 static_cast<int32_t>(c.expert_major ? t.zones[expert] + count : first + padded);
