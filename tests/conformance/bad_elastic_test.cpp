@@ -2,13 +2,14 @@
 // Every elastic dispatch and combine that is wrong gets its code and a message that names what is wrong; nothing is
 // written and the group goes on.
 #include "conformance/support/bad_call.h"
+#include "conformance/support/elastic.h"
 #include "conformance/support/modes.h"
 #include "conformance/support/with_lsa_team.h"
 
 namespace crossdock::testing {
 namespace {
 
-constexpr size_t kScales = 3;
+constexpr size_t kElasticScales = 3;
 
 // What a whole crossdockElasticDispatch points to. Outputs lie one behind the other.
 struct WholeElasticDispatch {
@@ -23,7 +24,7 @@ struct WholeElasticDispatch {
             return &tensor.tensor;
         };
         call.tokens = in(tokens, ncclBfloat16, {kVictimTokens, kVictimHidden});
-        call.scales = in(scales, ncclFloat32, {kVictimTokens, kScales});
+        call.scales = in(scales, ncclFloat32, {kVictimTokens, kElasticScales});
         call.topk_weights = in(weights, ncclFloat32, {kVictimTokens, kVictimTopk});
         at = victim.output();
         const auto out = [&](OpenTensor& tensor, ncclDataType_t type, const std::vector<size_t>& sizes) {
@@ -32,7 +33,7 @@ struct WholeElasticDispatch {
             return &tensor.tensor;
         };
         call.out_tokens = out(received, ncclBfloat16, {rows, kVictimHidden});
-        call.out_scales = out(received_scales, ncclFloat32, {rows, kScales});
+        call.out_scales = out(received_scales, ncclFloat32, {rows, kElasticScales});
         call.out_topk_weights = by_expert ? out(received_weights, ncclFloat32, {rows})
                                           : out(received_weights, ncclFloat32, {rows, kVictimTopk});
         if (!by_expert) call.out_topk_idx = out(received_ids, ncclInt64, {rows, kVictimTopk});
@@ -53,69 +54,71 @@ struct WholeElasticDispatch {
     const crossdockElasticDispatch_t* pointer = &call;
 };
 
-using D = WholeElasticDispatch&;
-const Spoiled<WholeElasticDispatch> kDispatches[] = {
-    {"handle NULL", [](D c) { c.handle = nullptr; }, "handle"},
-    {"call NULL", [](D c) { c.pointer = nullptr; }, "call is NULL"},
-    {"too small", [](D c) { c.call.size = 8; }, "call->size"},
-    {"magic", [](D c) { c.call.magic = 1; }, "call->magic"},
-    {"no tokens", [](D c) { c.call.tokens = nullptr; }, "call->tokens"},
-    {"no out_tokens", [](D c) { c.call.out_tokens = nullptr; }, "call->out_tokens"},
-    {"tokens of a type that does not travel", [](D c) { c.tokens.tensor.datatype = ncclInt64; }, "call->tokens"},
-    {"out_tokens of another type", [](D c) { c.received.tensor.datatype = ncclFloat16; }, "call->out_tokens"},
-    {"fewer tokens than the routing", [](D c) { c.tokens.sizes[0] -= 1; }, "call->tokens"},
-    {"out_tokens of another width", [](D c) { c.received.width() = 32; }, "call->tokens"},
-    {"out_tokens of three dimensions", [](D c) { c.received.tensor.ndim = 3; }, "call->out_tokens"},
-    {"rows of 8 bytes", [](D c) { c.tokens.width() = c.received.width() = 4; }, "multiples of 16"},
+using ElasticD = WholeElasticDispatch&;
+const Spoiled<WholeElasticDispatch> kElasticDispatches[] = {
+    {"handle NULL", [](ElasticD c) { c.handle = nullptr; }, "handle"},
+    {"call NULL", [](ElasticD c) { c.pointer = nullptr; }, "call is NULL"},
+    {"too small", [](ElasticD c) { c.call.size = 8; }, "call->size"},
+    {"magic", [](ElasticD c) { c.call.magic = 1; }, "call->magic"},
+    {"no tokens", [](ElasticD c) { c.call.tokens = nullptr; }, "call->tokens"},
+    {"no out_tokens", [](ElasticD c) { c.call.out_tokens = nullptr; }, "call->out_tokens"},
+    {"tokens of a type that does not travel", [](ElasticD c) { c.tokens.tensor.datatype = ncclInt64; }, "call->tokens"},
+    {"out_tokens of another type", [](ElasticD c) { c.received.tensor.datatype = ncclFloat16; }, "call->out_tokens"},
+    {"fewer tokens than the routing", [](ElasticD c) { c.tokens.sizes[0] -= 1; }, "call->tokens"},
+    {"out_tokens of another width", [](ElasticD c) { c.received.width() = 32; }, "call->tokens"},
+    {"out_tokens of three dimensions", [](ElasticD c) { c.received.tensor.ndim = 3; }, "call->out_tokens"},
+    {"rows of 8 bytes", [](ElasticD c) { c.tokens.width() = c.received.width() = 4; }, "multiples of 16"},
     {"rows and scales beyond max_token_bytes",
-     [](D c) {
+     [](ElasticD c) {
          c.tokens.width() = c.received.width() = 640;
          c.received.sizes[0] = c.received_scales.sizes[0] = c.received_weights.sizes[0] = c.received_ids.sizes[0] = 1;
      },
      "max_token_bytes"},
     {"rows between multiples of 16",
-     [](D c) { c.received.tensor.data = static_cast<std::byte*>(c.received.tensor.data) + 8; }, "call->out_tokens"},
-    {"scales without room", [](D c) { c.call.out_scales = nullptr; }, "call->out_scales"},
-    {"room without scales", [](D c) { c.call.scales = nullptr; }, "call->scales"},
-    {"scales of 2 bytes", [](D c) { c.scales.tensor.datatype = ncclFloat16; }, "call->scales"},
-    {"out_scales of another type", [](D c) { c.received_scales.tensor.datatype = ncclInt32; }, "call->out_scales"},
-    {"out_scales of other rows", [](D c) { c.received_scales.sizes[0] -= 1; }, "call->out_scales"},
-    {"scales of another width", [](D c) { c.scales.width() += 1; }, "call->scales"},
-    {"a negative stride", [](D c) { c.call.scale_strides[1] = -1; }, "call->scale_strides[1]"},
-    {"a stride beyond memory", [](D c) { c.call.out_scale_strides[0] = INT64_MAX; }, "call->out_scale_strides"},
-    {"weights of another type", [](D c) { c.weights.tensor.datatype = ncclFloat16; }, "call->topk_weights"},
-    {"weights of another top-k", [](D c) { c.weights.width() = 1; }, "call->topk_weights"},
-    {"out_topk_weights without weights", [](D c) { c.call.topk_weights = nullptr; }, "call->out_topk_weights"},
-    {"out_topk_weights of other rows", [](D c) { c.received_weights.sizes[0] -= 1; }, "call->out_topk_weights"},
-    {"sources of another width", [](D c) { c.sources.width() = kVictimTopk; }, "call->sources"},
-    {"sources of another type", [](D c) { c.sources.tensor.datatype = ncclInt64; }, "call->sources"},
-    {"rank_ends of fewer ranks", [](D c) { c.rank_ends.sizes[0] -= 1; }, "call->rank_ends"},
-    {"expert_counts of all experts", [](D c) { c.counts.sizes[0] *= 2; }, "call->expert_counts"},
-    {"expert_ends of another type", [](D c) { c.ends.tensor.datatype = ncclUint32; }, "call->expert_ends"},
-    {"statistics of two dimensions", [](D c) { c.statistics.tensor.ndim = 2; }, "call->statistics"},
-    {"an alignment of 2^31", [](D c) { c.call.alignment = 1u << 31; }, "call->alignment"},
-    {"zero_padding 2", [](D c) { c.call.zero_padding = 2; }, "call->zero_padding"},
-    {"an output over an input", [](D c) { c.tokens.tensor.data = c.received.tensor.data; }, "call->tokens"},
+     [](ElasticD c) { c.received.tensor.data = static_cast<std::byte*>(c.received.tensor.data) + 8; },
+     "call->out_tokens"},
+    {"scales without room", [](ElasticD c) { c.call.out_scales = nullptr; }, "call->out_scales"},
+    {"room without scales", [](ElasticD c) { c.call.scales = nullptr; }, "call->scales"},
+    {"scales of 2 bytes", [](ElasticD c) { c.scales.tensor.datatype = ncclFloat16; }, "call->scales"},
+    {"out_scales of another type", [](ElasticD c) { c.received_scales.tensor.datatype = ncclInt32; },
+     "call->out_scales"},
+    {"out_scales of other rows", [](ElasticD c) { c.received_scales.sizes[0] -= 1; }, "call->out_scales"},
+    {"scales of another width", [](ElasticD c) { c.scales.width() += 1; }, "call->scales"},
+    {"a negative stride", [](ElasticD c) { c.call.scale_strides[1] = -1; }, "call->scale_strides[1]"},
+    {"a stride beyond memory", [](ElasticD c) { c.call.out_scale_strides[0] = INT64_MAX; }, "call->out_scale_strides"},
+    {"weights of another type", [](ElasticD c) { c.weights.tensor.datatype = ncclFloat16; }, "call->topk_weights"},
+    {"weights of another top-k", [](ElasticD c) { c.weights.width() = 1; }, "call->topk_weights"},
+    {"out_topk_weights without weights", [](ElasticD c) { c.call.topk_weights = nullptr; }, "call->out_topk_weights"},
+    {"out_topk_weights of other rows", [](ElasticD c) { c.received_weights.sizes[0] -= 1; }, "call->out_topk_weights"},
+    {"sources of another width", [](ElasticD c) { c.sources.width() = kVictimTopk; }, "call->sources"},
+    {"sources of another type", [](ElasticD c) { c.sources.tensor.datatype = ncclInt64; }, "call->sources"},
+    {"rank_ends of fewer ranks", [](ElasticD c) { c.rank_ends.sizes[0] -= 1; }, "call->rank_ends"},
+    {"expert_counts of all experts", [](ElasticD c) { c.counts.sizes[0] *= 2; }, "call->expert_counts"},
+    {"expert_ends of another type", [](ElasticD c) { c.ends.tensor.datatype = ncclUint32; }, "call->expert_ends"},
+    {"statistics of two dimensions", [](ElasticD c) { c.statistics.tensor.ndim = 2; }, "call->statistics"},
+    {"an alignment of 2^31", [](ElasticD c) { c.call.alignment = 1u << 31; }, "call->alignment"},
+    {"zero_padding 2", [](ElasticD c) { c.call.zero_padding = 2; }, "call->zero_padding"},
+    {"an output over an input", [](ElasticD c) { c.tokens.tensor.data = c.received.tensor.data; }, "call->tokens"},
 };
 
-const Spoiled<WholeElasticDispatch> kDispatchesByRank[] = {
-    {"zero_padding", [](D c) { c.call.zero_padding = 1; }, "call->zero_padding"},
-    {"ids of another type", [](D c) { c.received_ids.tensor.datatype = ncclFloat32; }, "call->out_topk_idx"},
-    {"ids of another top-k", [](D c) { c.received_ids.width() += 1; }, "call->out_topk_idx"},
-    {"ids of other rows", [](D c) { c.received_ids.sizes[0] -= 1; }, "call->out_topk_idx"},
+const Spoiled<WholeElasticDispatch> kElasticDispatchesByRank[] = {
+    {"zero_padding", [](ElasticD c) { c.call.zero_padding = 1; }, "call->zero_padding"},
+    {"ids of another type", [](ElasticD c) { c.received_ids.tensor.datatype = ncclFloat32; }, "call->out_topk_idx"},
+    {"ids of another top-k", [](ElasticD c) { c.received_ids.width() += 1; }, "call->out_topk_idx"},
+    {"ids of other rows", [](ElasticD c) { c.received_ids.sizes[0] -= 1; }, "call->out_topk_idx"},
 };
 
-const Spoiled<WholeElasticDispatch> kDispatchesByExpert[] = {
+const Spoiled<WholeElasticDispatch> kElasticDispatchesByExpert[] = {
     {"ids",
-     [](D c) {
+     [](ElasticD c) {
          c.received_ids.set(ncclInt64, {c.rows, kVictimTopk}, c.victim.output() + (1 << 18));
          c.call.out_topk_idx = &c.received_ids.tensor;
      },
      "call->out_topk_idx"},
 };
 
-const Spoiled<WholeElasticDispatch> kHtDispatchesByExpert[] = {
-    {"another alignment than the handle's", [](D c) { c.call.alignment = 8; }, "call->alignment"},
+const Spoiled<WholeElasticDispatch> kHtElasticDispatchesByExpert[] = {
+    {"another alignment than the handle's", [](ElasticD c) { c.call.alignment = 8; }, "call->alignment"},
 };
 
 struct WholeElasticCombine {
@@ -144,54 +147,52 @@ struct WholeElasticCombine {
     const crossdockElasticCombine_t* pointer = &call;
 };
 
-using C = WholeElasticCombine&;
-const Spoiled<WholeElasticCombine> kCombines[] = {
-    {"handle NULL", [](C c) { c.handle = nullptr; }, "handle"},
-    {"call NULL", [](C c) { c.pointer = nullptr; }, "call is NULL"},
-    {"too small", [](C c) { c.call.size = 8; }, "call->size"},
-    {"magic", [](C c) { c.call.magic = 0; }, "call->magic"},
-    {"no tokens", [](C c) { c.call.tokens = nullptr; }, "call->tokens"},
-    {"no out_tokens", [](C c) { c.call.out_tokens = nullptr; }, "call->out_tokens"},
-    {"tokens of bytes", [](C c) { c.rows.tensor.datatype = ncclUint8; }, "call->tokens"},
-    {"out_tokens of another type", [](C c) { c.combined.tensor.datatype = ncclFloat32; }, "call->out_tokens"},
-    {"out_tokens of another width", [](C c) { c.combined.width() = 32; }, "call->out_tokens"},
-    {"out_tokens of fewer tokens", [](C c) { c.combined.sizes[0] -= 1; }, "call->out_tokens"},
-    {"rows of 24 bytes", [](C c) { c.rows.width() = c.combined.width() = 12; }, "multiples of 16"},
-    {"rows beyond max_token_bytes", [](C c) { c.rows.width() = c.combined.width() = 648; }, "max_token_bytes"},
-    {"weights without room", [](C c) { c.call.out_topk_weights = nullptr; }, "call->out_topk_weights"},
-    {"room without weights", [](C c) { c.call.topk_weights = nullptr; }, "call->topk_weights"},
-    {"weights of other rows", [](C c) { c.weights.sizes[0] -= 1; }, "call->topk_weights"},
-    {"weights of another type", [](C c) { c.weights.tensor.datatype = ncclBfloat16; }, "call->topk_weights"},
-    {"out_topk_weights of another top-k", [](C c) { c.combined_weights.width() -= 1; }, "call->out_topk_weights"},
-    {"a bias of another type", [](C c) { c.bias[0].tensor.datatype = ncclFloat16; }, "call->bias[0]"},
-    {"a bias of fewer tokens", [](C c) { c.bias[1].sizes[0] -= 1; }, "call->bias[1]"},
-    {"a bias that is written", [](C c) { c.bias[1].tensor.data = c.combined.tensor.data; }, "call->bias[1]"},
+using ElasticC = WholeElasticCombine&;
+const Spoiled<WholeElasticCombine> kElasticCombines[] = {
+    {"handle NULL", [](ElasticC c) { c.handle = nullptr; }, "handle"},
+    {"call NULL", [](ElasticC c) { c.pointer = nullptr; }, "call is NULL"},
+    {"too small", [](ElasticC c) { c.call.size = 8; }, "call->size"},
+    {"magic", [](ElasticC c) { c.call.magic = 0; }, "call->magic"},
+    {"no tokens", [](ElasticC c) { c.call.tokens = nullptr; }, "call->tokens"},
+    {"no out_tokens", [](ElasticC c) { c.call.out_tokens = nullptr; }, "call->out_tokens"},
+    {"tokens of bytes", [](ElasticC c) { c.rows.tensor.datatype = ncclUint8; }, "call->tokens"},
+    {"out_tokens of another type", [](ElasticC c) { c.combined.tensor.datatype = ncclFloat32; }, "call->out_tokens"},
+    {"out_tokens of another width", [](ElasticC c) { c.combined.width() = 32; }, "call->out_tokens"},
+    {"out_tokens of fewer tokens", [](ElasticC c) { c.combined.sizes[0] -= 1; }, "call->out_tokens"},
+    {"rows of 24 bytes", [](ElasticC c) { c.rows.width() = c.combined.width() = 12; }, "multiples of 16"},
+    {"rows beyond max_token_bytes", [](ElasticC c) { c.rows.width() = c.combined.width() = 648; }, "max_token_bytes"},
+    {"weights without room", [](ElasticC c) { c.call.out_topk_weights = nullptr; }, "call->out_topk_weights"},
+    {"room without weights", [](ElasticC c) { c.call.topk_weights = nullptr; }, "call->topk_weights"},
+    {"weights of other rows", [](ElasticC c) { c.weights.sizes[0] -= 1; }, "call->topk_weights"},
+    {"weights of another type", [](ElasticC c) { c.weights.tensor.datatype = ncclBfloat16; }, "call->topk_weights"},
+    {"out_topk_weights of another top-k", [](ElasticC c) { c.combined_weights.width() -= 1; },
+     "call->out_topk_weights"},
+    {"a bias of another type", [](ElasticC c) { c.bias[0].tensor.datatype = ncclFloat16; }, "call->bias[0]"},
+    {"a bias of fewer tokens", [](ElasticC c) { c.bias[1].sizes[0] -= 1; }, "call->bias[1]"},
+    {"a bias that is written", [](ElasticC c) { c.bias[1].tensor.data = c.combined.tensor.data; }, "call->bias[1]"},
 };
 
-const Spoiled<WholeElasticCombine> kHtCombines[] = {
-    {"fewer rows than came", [](C c) { c.rows.sizes[0] = c.weights.sizes[0] = 1; }, "received ones"},
+const Spoiled<WholeElasticCombine> kHtElasticCombines[] = {
+    {"fewer rows than came", [](ElasticC c) { c.rows.sizes[0] = c.weights.sizes[0] = 1; }, "received ones"},
 };
-
-void on_each_elastic_backend(ncclEpAlgorithm_t mode, const std::function<void(const BackendSpec&)>& run) {
-    is_ht(mode) ? on_each_backend(kEveryBackend, run) : on_each_backend_as_one_team(kEveryBackend, run);
-}
 
 TEST_BOTH_MODES(BadElastic, Dispatches) {
-    on_each_elastic_backend(mode, [=](const BackendSpec& spec) {
+    on_each_elastic_backend(mode, kEveryBackend, [=](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : layouts_of(mode)) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 Victim victim(context, mode, layout);
-                check_refusals(context, victim, kDispatches);
-                if (layout != NCCL_EP_LAYOUT_EXPERT_MAJOR) return check_refusals(context, victim, kDispatchesByRank);
-                check_refusals(context, victim, kDispatchesByExpert);
-                if (is_ht(mode)) check_refusals(context, victim, kHtDispatchesByExpert);
+                check_refusals(context, victim, kElasticDispatches);
+                if (layout != NCCL_EP_LAYOUT_EXPERT_MAJOR)
+                    return check_refusals(context, victim, kElasticDispatchesByRank);
+                check_refusals(context, victim, kElasticDispatchesByExpert);
+                if (is_ht(mode)) check_refusals(context, victim, kHtElasticDispatchesByExpert);
             });
         }
     });
 }
 
 TEST_BOTH_MODES(BadElastic, Combines) {
-    on_each_elastic_backend(mode, [=](const BackendSpec& spec) {
+    on_each_elastic_backend(mode, kEveryBackend, [=](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : layouts_of(mode)) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 Victim victim(context, mode, layout);
@@ -207,8 +208,8 @@ TEST_BOTH_MODES(BadElastic, Combines) {
                 }
                 RANK_OK(context, dispatch());
                 context.synchronize(nullptr);
-                check_refusals(context, victim, kCombines);
-                if (is_ht(mode)) check_refusals(context, victim, kHtCombines);
+                check_refusals(context, victim, kElasticCombines);
+                if (is_ht(mode)) check_refusals(context, victim, kHtElasticCombines);
             });
         }
     });

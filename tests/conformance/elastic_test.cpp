@@ -10,18 +10,12 @@
 namespace crossdock::testing {
 namespace {
 
-// Elastic operations of low latency need all ranks in one LSA team.
-void on_each_elastic_backend(ncclEpAlgorithm_t mode, const std::vector<Backend>& kinds,
-                             const std::function<void(const BackendSpec&)>& run) {
-    is_ht(mode) ? on_each_backend(kinds, run) : on_each_backend_as_one_team(kinds, run);
-}
-
 ElasticShape shape_of(ncclEpAlgorithm_t mode, uint64_t seed, int most_ranks) {
     const int ranks = 1 + static_cast<int>(reference::random_bits(seed, 7) % static_cast<uint64_t>(most_ranks));
     return random_elastic_shape(mode, seed, ranks_or(ranks));
 }
 
-BackendSpec seeded(const BackendSpec& backend, uint64_t seed) {
+BackendSpec of_seed(const BackendSpec& backend, uint64_t seed) {
     BackendSpec spec = backend;
     spec.simulation.seed = seed;
     return spec;
@@ -33,7 +27,7 @@ TEST_BOTH_MODES(Elastic, RandomOperationsMatchPlainLoops) {
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
             const ElasticShape shape = shape_of(mode, seed, 8);
             SCOPED_TRACE(shape.describe());
-            expect_clean(seeded(spec, seed), shape.num_ranks, seed, random_elastic_operations(shape, 12));
+            expect_clean(of_seed(spec, seed), shape.num_ranks, seed, random_elastic_operations(shape, 12));
         }
     });
 }
@@ -42,10 +36,11 @@ TEST_BOTH_MODES(Elastic, RandomOperationsMatchPlainLoops) {
 TEST_BOTH_MODES(Elastic, EverySeedGivesTheSameBits) {
     on_each_elastic_backend(mode, {Backend::kSimulation}, [=](const BackendSpec& spec) {
         const ElasticShape shape = shape_of(mode, 3, 4);
-        const RunReport first = expect_clean(seeded(spec, 1), shape.num_ranks, 1, random_elastic_operations(shape, 12));
+        const RunReport first =
+            expect_clean(of_seed(spec, 1), shape.num_ranks, 1, random_elastic_operations(shape, 12));
         for (uint64_t seed = 2; seed <= 10; ++seed) {
             EXPECT_EQ(
-                expect_clean(seeded(spec, seed), shape.num_ranks, seed, random_elastic_operations(shape, 12)).digests,
+                expect_clean(of_seed(spec, seed), shape.num_ranks, seed, random_elastic_operations(shape, 12)).digests,
                 first.digests);
         }
     });
@@ -57,7 +52,7 @@ TEST_BOTH_MODES(Elastic, APlantedFaultIsCaught) {
         for (const crossdockFault_t fault : {CROSSDOCK_FAULT_SKIP_STORE_WAIT, CROSSDOCK_FAULT_REUSE_SLOT}) {
             bool is_caught = false;
             for (uint64_t seed = 1; seed <= 200 && !is_caught; ++seed) {
-                BackendSpec spec = seeded(backend, seed);
+                BackendSpec spec = of_seed(backend, seed);
                 spec.simulation.fault = fault;
                 const ElasticShape shape = random_elastic_shape(mode, seed, ranks_or(3));
                 is_caught = !run_ranks(spec, shape.num_ranks, random_elastic_operations(shape, 12)).ok();

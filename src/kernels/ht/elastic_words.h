@@ -55,13 +55,19 @@ CROSSDOCK_DEVICE uint32_t list_slots_by_column(const HtCommon& c, int source, ui
                                                uint32_t row, uint64_t limit, uint32_t* slots) {
     const uint64_t* bitmap = bitmap_of(c, source, chunk * kChunkTokens + bit);
     uint64_t listed = 0;
-    uint32_t num = 0;
+    uint32_t experts = 0;
     CROSSDOCK_ROLLED
     for (uint32_t column = 0; column < c.topk; ++column) {
         const LocalChoice choice = LocalChoice::kept(c, bitmap, row, column);
         if (!choice.exists || (listed >> choice.order % 64 & 1) != 0) continue;
         listed |= uint64_t{1} << choice.order % 64;
-        const uint32_t slot = slot_of(c, choice.expert, source, chunk, bit);
+        slots[experts++] = choice.expert;
+    }
+    // Apart, since a look-up takes long and lanes have experts in different columns.
+    uint32_t num = 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t i = 0; i < experts; ++i) {
+        const uint32_t slot = slot_of(c, slots[i], source, chunk, bit);
         if (slot < c.budget && slot < limit) slots[num++] = slot;
     }
     return num;

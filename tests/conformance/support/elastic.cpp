@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "conformance/support/modes.h"
-#include "conformance/support/options.h"
 #include "reference/formats.h"
 
 namespace crossdock::testing {
@@ -46,6 +45,11 @@ Bytes random_row(uint64_t seed, ncclDataType_t type, size_t hidden) {
 float random_weight(uint64_t seed) { return static_cast<float>(seed % 4096) / 64 - 20; }
 
 }  // namespace
+
+void on_each_elastic_backend(ncclEpAlgorithm_t mode, const std::vector<Backend>& kinds,
+                             const std::function<void(const BackendSpec&)>& run) {
+    is_ht(mode) ? on_each_backend(kinds, run) : on_each_backend_as_one_team(kinds, run);
+}
 
 int ElasticShape::most_rows() const {
     return num_ranks * max_tokens * std::min(topk, local_experts) + local_experts * static_cast<int>(alignment - 1);

@@ -6,10 +6,15 @@
 #include <optional>
 
 #include "conformance/support/group.h"
+#include "conformance/support/options.h"
 #include "conformance/support/random_problem.h"
 #include "reference/elastic.h"
 
 namespace crossdock::testing {
+
+// As on_each_backend; low latency has elastic operations where all ranks are in one LSA team.
+void on_each_elastic_backend(ncclEpAlgorithm_t mode, const std::vector<Backend>& kinds,
+                             const std::function<void(const BackendSpec&)>& run);
 
 // What all ranks of a group have in common.
 struct ElasticShape {
