@@ -421,7 +421,8 @@ ncclResult_t crossdockElasticDispatch(ncclEpHandle_t handle, const crossdockElas
 
 /* Returns the rows of the handle's last elastic dispatch and adds them up: out_tokens[t] = bias[0][t] + bias[1][t] +
  * the sum over ranks of their row of t. In fp32, in this order, ranks ascending, rounded once. By expert, a rank first
- * sums its rows of t in fp32 in the order of t's choices, and rounds the sum once (one row alone stays as it is). */
+ * sums its rows of t in fp32 in the order of t's choices, and rounds the sum once (one row alone stays as it is).
+ * Between LSA teams (HT), the rows of another team are added in the same way, and their rounded sum takes their place. */
 typedef struct {
     unsigned int size;  /* sizeof(crossdockElasticCombine_t) */
     unsigned int magic; /* NCCL_EP_MAGIC */
