@@ -6,7 +6,7 @@
  *   - symmetric memory and windows for them (what ncclMemAlloc and ncclCommWindowRegister are on GPUs);
  *   - the message that explains the last error, and a diagnosis of the last wait that expired;
  *   - options of groups and handles that NVIDIA's structs have no field for;
- *   - routing counts and packed routing, for layers on top, and rows by expert (crossdock/rows_by_expert.h);
+ *   - routing counts and packed routing, for layers on top;
  *   - A2SGD: gradient averaging for data parallelism with 64 bits per rank and step.
  *
  * Conventions. Every function returns an ncclResult_t unless said otherwise, writes its outputs only on success, and
@@ -316,6 +316,12 @@ ncclResult_t crossdockHandleSetSums(ncclEpHandle_t handle, crossdockSums_t sums)
  * InvalidArgument: tag is above 1023. InvalidUsage: an LL handle. */
 ncclResult_t crossdockHandleSetTag(ncclEpHandle_t handle, unsigned int tag);
 
+/* Rows of an expert begin at multiples of so many, instead of dispatch_output_per_expert_alignment of the handle's
+ * config, from the next ncclEpUpdateHandle on, which must come before any other operation. 0 and 1: at any row; others
+ * need not be powers of two. All ranks may differ. InvalidArgument: more than the config may have. InvalidUsage: not an
+ * HT expert-major handle, or one with memory of the caller (handle_mem). */
+ncclResult_t crossdockHandleSetAlignment(ncclEpHandle_t handle, unsigned int alignment);
+
 /* How many SMs updates, dispatches and combines that are issued from now on take, so that other kernels can have the
  * rest. 0, with which handles start: what the group's settings say, or the defaults of the layout. Any other number is
  * lowered to what the operation can use: what config->max_num_sms, the operation's own field or the environment allows,
@@ -404,17 +410,23 @@ typedef struct {
     const ncclEpTensor_t* expert_ends;      /* optional, [L] int32. By rank: sums of the counts of experts 0 .. l, each
                                                rounded up to the alignment. By expert: the end of expert l's rows */
     const ncclEpTensor_t* statistics;       /* optional, [L] int32: the counts are added */
+    const ncclEpTensor_t* topk_idx_copy;    /* optional, LL: [T, K] of the type of ncclEpUpdateHandle's topk_idx, which
+                                               is copied there, and read there from now on. HT: NULL, the update has
+                                               copied it */
 } crossdockElasticDispatch_t;
 
-#define CROSSDOCK_ELASTIC_DISPATCH_INIT \
-    { sizeof(crossdockElasticDispatch_t), NCCL_EP_MAGIC, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0, 0 }
+#define CROSSDOCK_ELASTIC_DISPATCH_INIT                                                                              \
+    {                                                                                                                \
+        sizeof(crossdockElasticDispatch_t), NCCL_EP_MAGIC, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0, \
+            0, 0                                                                                                     \
+    }
 
 /* One kernel, enqueued on the stream; capturable. More rows than the outputs have fail the group
  * (crossdockGroupDiagnosis and the message tell how many); none is written beyond them. Ranks that differ in K, in the
  * type or bytes of rows or scales fail with a message on all. May be repeated along the same routing, and runs in
  * between other operations of the group; a later combine goes by the last one. InvalidArgument: a struct or tensor that
  * is missing or of other type or shape than above, alignment 0x80000000 or more, or not the handle's. InvalidUsage: no
- * routing, a group with masks; LL: several LSA teams, more than 64 ranks, more than 32768 experts or 65535 tokens per
+ * routing, a group with masks; LL: several LSA teams, more than 64 ranks, more than 32767 experts or 65535 tokens per
  * rank. */
 ncclResult_t crossdockElasticDispatch(ncclEpHandle_t handle, const crossdockElasticDispatch_t* call,
                                       cudaStream_t stream);
@@ -422,13 +434,14 @@ ncclResult_t crossdockElasticDispatch(ncclEpHandle_t handle, const crossdockElas
 /* Returns the rows of the handle's last elastic dispatch and adds them up: out_tokens[t] = bias[0][t] + bias[1][t] +
  * the sum over ranks of their row of t. In fp32, in this order, ranks ascending, rounded once. By expert, a rank first
  * sums its rows of t in fp32 in the order of t's choices, and rounds the sum once (one row alone stays as it is).
- * Between LSA teams (HT), the rows of another team are added in the same way, and their rounded sum takes their place. */
+ * Between LSA teams (HT), the rows of another team are added in the same way, and their rounded sum takes their place.
+ */
 typedef struct {
     unsigned int size;  /* sizeof(crossdockElasticCombine_t) */
     unsigned int magic; /* NCCL_EP_MAGIC */
     /* In. */
-    const ncclEpTensor_t* tokens;       /* [rows, H] bf16, fp16 or fp32, placed as the dispatch's out_tokens; as many
-                                           rows or fewer, but all that came. H may differ from the dispatch's */
+    const ncclEpTensor_t* tokens;       /* [rows, H] bf16, fp16 or fp32, placed as the dispatch's out_tokens, of which
+                                           it has as many rows. H may differ from the dispatch's */
     const ncclEpTensor_t* topk_weights; /* fp32, as out_topk_weights: [rows, K], or by expert [rows]. They return
                                            unchanged, nothing is multiplied. NULL: none. All ranks pass it, or none */
     const ncclEpTensor_t* bias[2];      /* [T, H] of the type of tokens, or NULL */

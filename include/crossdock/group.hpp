@@ -113,11 +113,19 @@ class Handle {
         check(ncclEpCombine(handle_, &inputs, &outputs, config, stream));
     }
 
+    void elastic_dispatch(const crossdockElasticDispatch_t& call, cudaStream_t stream = nullptr) {
+        check(crossdockElasticDispatch(handle_, &call, stream));
+    }
+    void elastic_combine(const crossdockElasticCombine_t& call, cudaStream_t stream = nullptr) {
+        check(crossdockElasticCombine(handle_, &call, stream));
+    }
+
     // The receive half of a send_only operation.
     void complete(cudaStream_t stream = nullptr) { check(ncclEpComplete(handle_, nullptr, stream)); }
 
     void set_sums(crossdockSums_t sums) { check(crossdockHandleSetSums(handle_, sums)); }
     void set_tag(unsigned int tag) { check(crossdockHandleSetTag(handle_, tag)); }
+    void set_alignment(unsigned int alignment) { check(crossdockHandleSetAlignment(handle_, alignment)); }
     void set_sms(unsigned int num_sms) { check(crossdockHandleSetSms(handle_, num_sms)); }
     void rebind(Tensor& topk_idx) { check(crossdockHandleRebind(handle_, topk_idx.get())); }
 

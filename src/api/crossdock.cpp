@@ -83,6 +83,10 @@ ncclResult_t crossdockHandleSms(ncclEpHandle_t handle, unsigned int* update, uns
     });
 }
 
+ncclResult_t crossdockHandleSetAlignment(ncclEpHandle_t handle, unsigned int alignment) {
+    return crossdock::boundary([&] { crossdock::handles().find(handle)->set_alignment(alignment); });
+}
+
 ncclResult_t crossdockHandleRebind(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx) {
     return crossdock::boundary([&] { crossdock::handles().find(handle)->rebind(topk_idx); });
 }

@@ -159,6 +159,15 @@ ElasticDispatch read_elastic_dispatch(Communicator& communicator, const crossdoc
     args.expert_ends = counts(call.expert_ends, "call->expert_ends");
     args.statistics = counts(call.statistics, "call->statistics");
 
+    if (call.topk_idx_copy != nullptr) {
+        const Tensor copy = reader.required(call.topk_idx_copy, "call->topk_idx_copy");
+        require(sizes.id_type.has_value(), ncclInvalidArgument,
+                "call->topk_idx_copy is not NULL, expected NULL in HT mode, where ncclEpUpdateHandle copies topk_idx");
+        expect_dtype(copy, {*sizes.id_type});
+        expect_shape(copy, {sizes.tokens, sizes.topk}, "[rows of topk_idx, the handle's top-k]");
+        memory.writes(copy);
+        args.topk_idx_copy = copy.data;
+    }
     require(call.alignment <= INT32_MAX, ncclInvalidArgument, "call->alignment is {}, allowed: 0..{}", call.alignment,
             INT32_MAX);
     require(call.zero_padding == 0 || (call.zero_padding == 1 && by_expert), ncclInvalidArgument,

@@ -16,6 +16,7 @@ struct ElasticSizes {
     size_t local_experts;
     size_t max_token_bytes;  // of a row with what travels beside it
     bool by_expert;
+    std::optional<ncclDataType_t> id_type;  // of topk_idx, where the caller's memory is read
 };
 
 struct ElasticDispatch {

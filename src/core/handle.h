@@ -34,6 +34,7 @@ class Handle {
     virtual void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) = 0;
     virtual void set_sums(crossdockSums_t sums) = 0;
     virtual void set_tag(unsigned int tag) = 0;
+    virtual void set_alignment(unsigned int alignment) = 0;
     virtual void set_sms(unsigned int num_sms) = 0;
     struct Sms {
         unsigned int update, dispatch, combine;

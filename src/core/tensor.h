@@ -65,7 +65,7 @@ class CallMemory {
         static Range of(const Tensor& tensor);
     };
     std::array<Range, 5> inputs_;
-    std::array<Range, 9> outputs_;
+    std::array<Range, 10> outputs_;
     size_t num_inputs_ = 0;
     size_t num_outputs_ = 0;
 };

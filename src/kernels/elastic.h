@@ -37,6 +37,7 @@ struct ElasticDispatchArgs {
     int32_t* expert_counts;     // [local experts]
     int32_t* expert_ends;       // [local experts]
     int32_t* statistics;        // [local experts]
+    void* topk_idx_copy;        // [tokens][topk] of the type of topk_idx; LL
 };
 
 struct ElasticCombineArgs {

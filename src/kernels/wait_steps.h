@@ -11,8 +11,8 @@ enum class OperationKind : uint32_t {
     kDispatch,
     kCombine,
     kUpdate,
-    kElasticDispatch,  // HT
-    kElasticCombine,   // HT; ranks compare the kinds up to here (Term::kOperation)
+    kElasticDispatch,
+    kElasticCombine,  // ranks compare the kinds up to here (Term::kOperation)
     kComplete,
     kMaskClean,
     kA2sgd

@@ -229,6 +229,14 @@ TEST_BOTH_MODES(BadElastic, NeedsARoutingAndNoMasks) {
                 WholeElasticCombine combine(victim);
                 combine.handle = fresh;
                 RANK_REFUSED(context, ncclInvalidUsage, "", combine());
+                const bool has_alignment = is_ht(mode) && layout == NCCL_EP_LAYOUT_EXPERT_MAJOR;
+                const auto align = [&](unsigned int rows) { return crossdockHandleSetAlignment(fresh, rows); };
+                if (has_alignment) {
+                    RANK_OK(context, align(3));
+                    RANK_REFUSED(context, ncclInvalidArgument, "alignment is 4294967295", align(~0u));
+                } else {
+                    RANK_REFUSED(context, ncclInvalidUsage, "crossdockHandleSetAlignment", align(3));
+                }
                 RANK_OK(context, ncclEpHandleDestroy(fresh));
 
                 ncclEpGroupConfig_t config = group_config_for(context, victim.problem());

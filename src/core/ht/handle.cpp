@@ -31,6 +31,16 @@ HtHandleGeometry geometry_of(const GroupConfig& config, uint32_t topk) {
     return {config.num_ranks, config.lsa_team_size, config.experts_per_rank(), config.max_tokens, topk};
 }
 
+// Slots are numbered in 31 bits, including those of zones that are nearly all padding.
+void expect_alignment(const GroupConfig& config, uint32_t topk, size_t alignment, const char* name) {
+    const uint64_t experts = config.experts_per_rank();
+    const uint64_t rows = uint64_t{config.num_ranks} * config.max_tokens;
+    const uint64_t slots = rows * std::min<uint64_t>(topk, experts);
+    const uint64_t most = slots < INT32_MAX ? (INT32_MAX - slots) / experts : 0;
+    require(alignment <= std::max<uint64_t>(most, 1), ncclInvalidArgument,
+            "{} is {}, allowed with {} experts per rank: at most {}", name, alignment, experts, most);
+}
+
 }  // namespace
 
 size_t HtHandle::memory_bytes(const Group& group, ncclEpLayout_t layout, const ncclEpHandleConfig_t&, int num_topk) {
@@ -46,14 +56,8 @@ std::shared_ptr<Handle> HtHandle::create(const std::shared_ptr<Group>& group, nc
     require(num_topk > 0 || handle_mem == nullptr || group->config().num_topk > 0, ncclInvalidArgument,
             "num_topk is -1, allowed with handle_mem only where the group's config->num_topk is set");
     const size_t alignment = config.dispatch_output_per_expert_alignment;
-    // Slots are numbered in 31 bits, including those of zones that are nearly all padding.
-    const uint64_t experts = group->config().experts_per_rank();
-    const uint64_t rows = uint64_t{group->config().num_ranks} * group->config().max_tokens;
-    const uint64_t slots = rows * std::min<uint64_t>(topk, experts);
-    const uint64_t most = slots < INT32_MAX ? (INT32_MAX - slots) / experts : 0;
-    require(layout != NCCL_EP_LAYOUT_EXPERT_MAJOR || alignment <= std::max<uint64_t>(most, 1), ncclInvalidArgument,
-            "config->dispatch_output_per_expert_alignment is {}, allowed with {} experts per rank: at most {}",
-            alignment, experts, most);
+    if (layout == NCCL_EP_LAYOUT_EXPERT_MAJOR)
+        expect_alignment(group->config(), topk, alignment, "config->dispatch_output_per_expert_alignment");
     std::shared_ptr<HtHandle> handle(new HtHandle(group, layout, topk));
     if (handle->is_expert_major() && alignment > 0) handle->alignment_ = static_cast<uint32_t>(alignment);
     if (handle->is_expert_major() && handle->is_eager()) {
@@ -250,6 +254,17 @@ void HtHandle::set_tag(unsigned int tag) {
     constexpr unsigned int kMost = (1u << HtAgreed::kTagBits) - 1;
     require(tag <= kMost, ncclInvalidArgument, "tag is {}, allowed: 0..{}", tag, kMost);
     tag_ = tag;
+}
+
+void HtHandle::set_alignment(unsigned int alignment) {
+    require(is_expert_major(), ncclInvalidUsage,
+            "the handle's layout is flat, allowed for crossdockHandleSetAlignment: expert-major");
+    require(!may_relocate_, ncclInvalidUsage,
+            "the handle's memory is the caller's, allowed for crossdockHandleSetAlignment: handles without handle_mem");
+    expect_alignment(group_->config(), topk_, alignment, "alignment");
+    const uint32_t rows = std::max(alignment, 1u);
+    if (rows != alignment_) forget_routing();
+    alignment_ = rows;
 }
 
 void HtHandle::set_sms(unsigned int num_sms) { sms_ = num_sms; }

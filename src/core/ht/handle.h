@@ -34,6 +34,7 @@ class HtHandle final : public Handle {
     void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) override;
     void set_sums(crossdockSums_t sums) override;
     void set_tag(unsigned int tag) override;
+    void set_alignment(unsigned int alignment) override;
     void set_sms(unsigned int num_sms) override;
     Sms sms() const override;
     void rebind(const ncclEpTensor_t* topk_idx) override;

@@ -70,6 +70,7 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     const LaunchShape shape = plan_ll_dispatch(*group_, args);
     issue<LlDispatch>(args, shape, stream);
     dispatched_ = routing_;
+    elastic_.reset();
     is_rebound_ = false;
 }
 

@@ -124,6 +124,10 @@ void LlHandle::set_tag(unsigned int) {
     fail(ncclInvalidUsage, "the handle belongs to an LL group, allowed for crossdockHandleSetTag: HT handles");
 }
 
+void LlHandle::set_alignment(unsigned int) {
+    fail(ncclInvalidUsage, "the handle belongs to an LL group, allowed for crossdockHandleSetAlignment: HT handles");
+}
+
 void LlHandle::set_sms(unsigned int) {
     fail(ncclInvalidUsage, "the handle belongs to an LL group, allowed for crossdockHandleSetSms: HT handles");
 }

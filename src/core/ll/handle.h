@@ -5,6 +5,7 @@
 #include <optional>
 #include <variant>
 
+#include "core/elastic.h"
 #include "core/handle.h"
 #include "core/tensor.h"
 #include "kernels/ll/launch.h"
@@ -32,6 +33,7 @@ class LlHandle final : public Handle {
     void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) override;
     void set_sums(crossdockSums_t sums) override;
     void set_tag(unsigned int tag) override;
+    void set_alignment(unsigned int alignment) override;
     void set_sms(unsigned int num_sms) override;
     Sms sms() const override;
     void rebind(const ncclEpTensor_t* topk_idx) override;
@@ -53,7 +55,14 @@ class LlHandle final : public Handle {
         bool operator==(const Routing&) const = default;
     };
 
+    // What a combine of an elastic dispatch's rows goes by.
+    struct Elastic {
+        Routing routing;
+        uint32_t rows;  // of its outputs
+    };
+
     LlHandleGeometry geometry() const;
+    ElasticSizes elastic_sizes() const;
     LlCommon common(OperationKind operation, bool send_only) const;
     void expect_routing() const;
     void expect_dispatched_routing() const;
@@ -82,7 +91,8 @@ class LlHandle final : public Handle {
     crossdockSums_t sums_ = CROSSDOCK_SUMS_EXACT;
 
     Routing routing_;
-    std::optional<Routing> dispatched_;  // the routing of the last dispatch, if there was one
+    std::optional<Routing> dispatched_;  // the routing of the last dispatch, if there was one; not of an elastic one
+    std::optional<Elastic> elastic_;     // of the last dispatch, if it was elastic
     bool is_rebound_ = false;            // routing_ was rebound since and may omit choices
 
     template <typename Kernel>

@@ -97,7 +97,8 @@ LaunchShape shape_of(const Group& group, const LlCommon& common, uint32_t row_by
 bool are_rows_countable(const LlCombineArgs& args) {
     const LlCommon& common = args.common;
     const uint64_t experts = common.expert_major ? common.offsets.experts_per_rank : 1;
-    const uint64_t here = experts * common.offsets.num_slots * args.row_bytes;
+    const uint64_t rows = args.is_elastic ? args.elastic.rows : experts * common.offsets.num_slots;
+    const uint64_t here = rows * args.row_bytes;
     return std::max(here, common.arena.num_rows() * common.offsets.row_stride) / 16 <= UINT32_MAX;
 }
 // Whether a combine of `rows` rows sums this rank's own ones where they are, instead of sending them to its own buffer.

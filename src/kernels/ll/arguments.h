@@ -5,6 +5,7 @@
 #include "device/numeric.h"
 #include "device/peer_map.h"
 #include "kernels/agreement.h"
+#include "kernels/elastic.h"
 #include "kernels/ll/geometry.h"
 #include "kernels/ll/outbox.h"
 #include "kernels/ll/recipes.h"
@@ -97,6 +98,9 @@ struct LlDispatchArgsOf {
     bool tells_places;      // offsets or total is not null
     PeerMap token_windows;  // every rank's out_tokens and out_scales, if direct
     PeerMap scale_windows;
+    // Elastic: instead of scales, topk_weights, and all outputs except out_tokens.
+    bool is_elastic;
+    ElasticDispatchArgs elastic;
 };
 using LlDispatchArgs = LlDispatchArgsOf<LlCommon>;
 
@@ -123,6 +127,9 @@ struct LlCombineArgsOf {
     std::byte* out_tokens;
     uint32_t segment_bytes;  // of a token's sum by one warp
     uint32_t segments;       // of a token
+    // Elastic: sums of rows by rank, or by the sender, unweighted.
+    bool is_elastic;
+    ElasticCombineArgs elastic;
 };
 using LlCombineArgs = LlCombineArgsOf<LlCommon>;
 

@@ -53,9 +53,25 @@ class CombineReceive {
             ctx_.warp_sync();
             ctx_.mark(Step::kCombineSummed);
         }
+        if (is_elastic(args_) && args_.elastic.with_weights) receive_weights(share);
     }
 
   private:
+    // Elastic: the weights of this rank's tokens.
+    CROSSDOCK_DEVICE void receive_weights(const WorkShare& share) const {
+        CROSSDOCK_ROLLED
+        for (uint32_t token = share.first(ctx_); token < c_.num_tokens; token += share.step()) {
+            for_lanes(ctx_, c_.topk, [&](uint32_t k) {
+                const uint32_t rank = rank_of_expert(c_, expert_id(c_, token, k));
+                uint64_t pair = 0;
+                if (rank != kDropped)
+                    op_.wait_tagged(WaitStep::kWeights, rank, op_.weights(c_.rank, rank, token) + k / 2, pair);
+                args_.elastic.out_weights[uint64_t{token} * c_.topk + k] =
+                    float_of(static_cast<uint32_t>(pair >> (32 * (k % 2))));
+            });
+        }
+        ctx_.warp_sync();
+    }
     // A warp finds once for all its tokens which of the first ranks have entered with the same terms: one bit per rank,
     // this rank's always set.
     static constexpr uint32_t kRanksSeenAtOnce = 64;
@@ -101,7 +117,7 @@ class CombineReceive {
         return choice_of_lane(share.first(ctx_) % c_.num_tokens, 0);
     }
 
-    CROSSDOCK_DEVICE bool is_row_here(int32_t row) const { return static_cast<uint32_t>(row) < num_rows_here(c_); }
+    CROSSDOCK_DEVICE bool is_row_here(int32_t row) const { return static_cast<uint32_t>(row) < num_rows_here(args_); }
     // A summand is a cell or, below 0, one of this rank's own rows that stay.
     CROSSDOCK_DEVICE static int64_t summand_of_own_row(int32_t row) { return -1 - int64_t{row}; }
     CROSSDOCK_DEVICE const std::byte* own_row_of(int64_t summand) const {
@@ -115,6 +131,7 @@ class CombineReceive {
     CROSSDOCK_DEVICE uint32_t list_summands_of_token(uint32_t token, Choice first_choice, uint64_t alike,
                                                      bool& has_all) const {
         const bool per_choice = has_row_per_choice(args_);
+        const uint64_t ranks = is_elastic(args_) ? ranks_of_token(token, first_choice) : 0;
         has_all = true;
         int num_targets = 0;  // ranks of the choices that all lanes have seen to
         int num = 0;
@@ -129,7 +146,9 @@ class CombineReceive {
             num_targets += ctx_.warp_count(has_row);
             const bool is_own = args_.own_rows_stay && rank == c_.rank;
             const bool is_summed = has_row && op_.is_active_here(rank) && !(is_own && choice.own_row == kNoRoom);
-            const int at = num + ctx_.warp_count_before(is_summed);
+            // Elastic sums are in the order of ranks.
+            const int at = is_elastic(args_) ? number_of_ones(ranks & ((uint64_t{1} << (rank & 63)) - 1))
+                                             : num + ctx_.warp_count_before(is_summed);
             num += ctx_.warp_count(is_summed);
             const bool is_alike = rank < kRanksSeenAtOnce && (alike >> (rank & (kRanksSeenAtOnce - 1)) & 1) != 0;
             has_all = has_all && ctx_.warp_all(!is_summed || is_alike);
@@ -143,6 +162,21 @@ class CombineReceive {
         }
         ctx_.warp_sync();
         return static_cast<uint32_t>(num);
+    }
+
+    // Elastic, all ranks in one bit mask: those of a token's choices.
+    CROSSDOCK_DEVICE uint64_t ranks_of_token(uint32_t token, Choice first_choice) const {
+        uint64_t ranks = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t base = 0; has_choices_from(c_, base); base += kLanes) {
+            const uint32_t k = base + op_.lane();
+            const Choice choice = base == 0 ? first_choice : choice_of_lane(token, base);
+            const uint32_t rank = k < c_.topk ? rank_of_expert(c_, expert_of(c_, choice.given)) : kDropped;
+            if (rank != kDropped) ranks |= uint64_t{1} << (rank & 63);
+        }
+        const uint32_t lower = ctx_.warp_or(static_cast<uint32_t>(ranks));
+        const uint32_t upper = c_.arena.num_ranks > 32 ? ctx_.warp_or(static_cast<uint32_t>(ranks >> 32)) : 0;
+        return uint64_t{upper} << 32 | lower;
     }
 
     // Waits for the entries of a token's ranks: they enter before they send. Returns false if nothing is to be summed
@@ -191,6 +225,10 @@ class CombineReceive {
         for (uint32_t first = run.begin; first < run.end; first += kGroupsAtOnce) {
             const uint32_t groups = run.end - first < kGroupsAtOnce ? run.end - first : kGroupsAtOnce;
             Ll128Sums<kDType> sums[kGroupsAtOnce];
+            if (is_elastic(args_)) {
+                CROSSDOCK_UNROLL
+                for (uint32_t g = 0; g < kGroupsAtOnce; ++g) add_biases(sums[g], shape, first + g, out);
+            }
             CROSSDOCK_ROLLED
             for (uint32_t base = 0; base < num; base += kRowsAtOnce) {
                 const uint32_t rows = num - base < kRowsAtOnce ? num - base : kRowsAtOnce;
@@ -258,7 +296,34 @@ class CombineReceive {
         return has_all;
     }
 
+    // The token's bias, if there is one. out: its sum.
+    CROSSDOCK_DEVICE const std::byte* bias_of(uint32_t i, const std::byte* out) const {
+        const std::byte* bias = args_.elastic.bias[i];
+        return bias == nullptr ? nullptr : bias + (out - args_.out_tokens);
+    }
+    CROSSDOCK_DEVICE void add_biases(Ll128Sums<kDType>& sums, const Ll128Row& shape, uint32_t group,
+                                     const std::byte* out) const {
+        CROSSDOCK_ROLLED
+        for (uint32_t i = 0; i < 2; ++i) {
+            const std::byte* bias = bias_of(i, out);
+            if (bias == nullptr) continue;
+            Ll128Group pieces;
+            pieces.read(shape, group, bias);
+            sums.add(pieces, 1.0f);
+        }
+    }
+
     // Plain rows.
+
+    // Biases, then other rows.
+    struct BiasedSummands {
+        const std::byte* bias[2];
+        AddressSummands others;
+        uint32_t count;
+
+        CROSSDOCK_DEVICE const std::byte* row(uint32_t i) const { return i < 2 ? bias[i] : others.row(i - 2); }
+        CROSSDOCK_DEVICE float weight(uint32_t i) const { return i < 2 ? 1.0f : others.weight(i - 2); }
+    };
 
     CROSSDOCK_DEVICE void sum_plain_rows(uint32_t num, uint32_t segment, std::byte* out) const {
         const uint32_t first = segment * args_.segment_bytes;
@@ -268,7 +333,11 @@ class CombineReceive {
         ctx_.mark(Step::kCombineArrived);
         const uint32_t element = first / dtype_bytes(kDType);
         const uint32_t elements = bytes / dtype_bytes(kDType);
-        if (is_quantised(args_.wire)) {
+        if (is_elastic(args_) && (args_.elastic.bias[0] != nullptr || args_.elastic.bias[1] != nullptr)) {
+            const BiasedSummands summands{
+                {bias_of(0, out), bias_of(1, out)}, {summands_.index, summands_.weight, num}, num + 2};
+            sum_rows<kDType>(ctx_, summands, element, elements, out);
+        } else if (is_quantised(args_.wire)) {
             sum_quantised_rows(num, element, elements, out);
         } else {
             sum_rows<kDType>(ctx_, AddressSummands{summands_.index, summands_.weight, num}, element, elements, out);

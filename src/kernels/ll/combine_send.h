@@ -58,7 +58,8 @@ class ReturnList {
         : args_(op.args),
           num_ranks_(op.c.arena.num_ranks),
           num_sources_(num_ranks_ - (op.args.own_rows_stay ? 1 : 0)),
-          counts_(counts_of(op, is_ll128)) {}
+          counts_(counts_of(op, is_ll128)),
+          first_rows_(first_rows_of(op)) {}
 
     // One warp; followed by a block barrier.
     CROSSDOCK_DEVICE static void count(const Op& op) {
@@ -72,6 +73,7 @@ class ReturnList {
             const bool is_ll128 = received.returns_as_ll128 != 0 && allows_ll128(op.args);
             counts[0][i] = is_ll128 ? 0 : rows;
             counts[1][i] = is_ll128 ? rows : 0;
+            if (is_elastic(op.args)) first_rows_of(op)[i] = received.first_row;
             largest[0] = !is_ll128 && rows > largest[0] ? rows : largest[0];
             largest[1] = is_ll128 && rows > largest[1] ? rows : largest[1];
         });
@@ -91,14 +93,15 @@ class ReturnList {
         row.i = number;
         if (static_cast<int>(number) >= counts_[row.source]) return false;
         if (!has_row_per_choice(args_)) {
-            row.row_idx = static_cast<int64_t>(slot_of(c, row.source, row.i));
+            row.row_idx = static_cast<int64_t>(is_elastic(args_) ? first_rows_[row.source] + row.i
+                                                                 : slot_of(c, row.source, row.i));
             row.cell = row_record(c, row.source, row.i)->cell;
-            return true;
+            return !is_elastic(args_) || c.expert_major || row.row_idx < num_rows_here(args_);
         }
         const LlChoice choice = *choice_of(c, row.source, row.i);
         row.row_idx = choice.row_idx;
         row.cell = choice.cell;
-        return row.row_idx < num_rows_here(c);
+        return row.row_idx < num_rows_here(args_);
     }
     CROSSDOCK_DEVICE bool has_cell(const Return& row) const { return row.cell < args_.common.offsets.num_cells; }
 
@@ -108,11 +111,17 @@ class ReturnList {
         return reinterpret_cast<int*>(op.ctx.shared_memory() + op.args.shared.return_counts) +
                (is_ll128 ? op.c.arena.num_ranks + 1 : 0);
     }
+    // u32 [ranks] behind them. Elastic: the number of a source's first row.
+    CROSSDOCK_DEVICE static uint32_t* first_rows_of(const Op& op) {
+        return reinterpret_cast<uint32_t*>(op.ctx.shared_memory() + op.args.shared.return_counts) +
+               2 * (op.c.arena.num_ranks + 1);
+    }
 
     decltype(Op::args) args_;
     uint32_t num_ranks_;
     uint32_t num_sources_;
     int* counts_;
+    uint32_t* first_rows_;
 };
 
 CROSSDOCK_DEVICE void note_cell_written(const auto& op, const Return& row) {
@@ -164,6 +173,13 @@ class CellTarget {
 CROSSDOCK_DEVICE void list_summands(const auto& op, const Return& row, const SummandList& summands) {
     const RowRecord* record = row_record(op.c, row.source, row.i);
     const int32_t* rows = reinterpret_cast<const int32_t*>(record + 1);
+    if (is_elastic(op.args)) {
+        for_lanes(op.ctx, op.c.topk, [&](uint32_t k) {
+            summands.index[k] = static_cast<uint32_t>(rows[k]) < num_rows_here(op.args) ? rows[k] : -1;
+            summands.weight[k] = 1.0f;
+        });
+        return op.ctx.warp_sync();
+    }
     const bool may_come =
         !op.is_gin_peer(row.source) || wait_gin_as_warp(op, WaitStep::kWeights, Signal::kWeights, row.source);
     const TaggedWord* weights = op.weights(op.c.rank, row.source, record->token_idx);
@@ -514,7 +530,9 @@ class CombineSend {
         if (sends_plain_rows()) plain_.start();
         const auto begin_and_announce = [&] {
             if (!begin()) return false;
-            if (args_.wire == LlCombineWire::kSums) {
+            if (is_elastic(args_)) {
+                if (args_.elastic.with_weights) return_weights();
+            } else if (args_.wire == LlCombineWire::kSums) {
                 put_weights();
                 announce_weights();
             }
@@ -561,6 +579,38 @@ class CombineSend {
                 if (op_.wait_credit_as_warp(peer)) write_weights(token, op_.weights(peer, c_.rank, token));
             }
         }
+    }
+    // Elastic. Returns the weights of received rows, in the place where other operations get those of this rank's own
+    // tokens. One warp per row.
+    CROSSDOCK_DEVICE void return_weights() const {
+        const uint32_t warps = op_.blocks() * op_.warps();
+        CROSSDOCK_ROLLED
+        for (uint32_t i = 0; i < c_.arena.num_ranks; ++i) {
+            const uint32_t source = (c_.rank + i) % c_.arena.num_ranks;
+            const LlReceived received = *received_from(c_, source);
+            const uint32_t rows = received.rows < c_.arena.max_tokens ? received.rows : c_.arena.max_tokens;
+            CROSSDOCK_ROLLED
+            for (uint32_t row = op_.warp() * op_.blocks() + op_.block(); row < rows; row += warps) {
+                const RowRecord* record = row_record(c_, source, row);
+                const uint32_t token = record->token_idx;
+                if (!op_.wait_credit_as_warp(source, token < c_.arena.max_tokens)) continue;
+                const int32_t* places = reinterpret_cast<const int32_t*>(record + 1);
+                TaggedWord* words = op_.weights(source, c_.rank, token);
+                for_lanes(ctx_, (c_.topk + 1) / 2, [&](uint32_t pair) {
+                    const uint64_t lower = returned_weight(received.first_row + row, places, 2 * pair);
+                    const uint64_t upper = returned_weight(received.first_row + row, places, 2 * pair + 1);
+                    ctx_.store_tagged(words + pair, upper << 32 | lower, pack_word(op_.epoch, 0));
+                });
+            }
+        }
+    }
+    // The bits of choice k's, 0 if its expert is not here. number: of the row among all received ones.
+    CROSSDOCK_DEVICE uint32_t returned_weight(uint32_t number, const int32_t* places, uint32_t k) const {
+        if (k >= c_.topk || places[k] == -1) return 0;
+        const uint32_t row =
+            c_.expert_major ? static_cast<uint32_t>(places[k] >= 0 ? places[k] : -2 - places[k]) : number;
+        if (row >= args_.elastic.rows) return 0;
+        return bits_of(args_.elastic.weights[c_.expert_major ? row : uint64_t{row} * c_.topk + k]);
     }
     // The same for GIN peers: the first block puts all tokens' weights to each rank that has any of the tokens.
     CROSSDOCK_DEVICE void put_weights() const {

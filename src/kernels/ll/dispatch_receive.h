@@ -3,6 +3,7 @@
 // arrived, in the order (source rank, token, k). At the end: the kernel.
 #pragma once
 
+#include "device/row_copy.h"
 #include "kernels/counters.h"
 #include "kernels/ll/dispatch_send.h"
 
@@ -16,6 +17,11 @@ struct Announced {
     uint32_t* plain_before;  // [ranks + 1]: plain rows in the buffer of the sources below
     uint32_t* ll128;         // [ranks]: LL128 rows; then the largest number of them
     uint32_t* first_rows;    // [ranks][local experts]: where a source's rows of an expert begin; expert-major
+    // Elastic.
+    uint32_t* rows_before;  // [ranks + 1]: rows of the sources below
+    uint32_t* expert_rows;  // [local experts]
+    uint32_t* padded_rows;  // [local experts]: rounded up to the alignment
+    uint32_t* zones;        // [local experts]: where an expert's rows begin
 };
 
 // A lane's part of a source's counts: the rows, and the choices of some experts.
@@ -83,7 +89,11 @@ class DispatchReceive {
         const uint32_t first_choice = first_choice_of_own_row(share);
         gather_counts(announced, share);
         if (block_head(ctx_).is_refused != 0) return ctx_.note_unread_slots_allowed();
-        if (c_.expert_major) scan_experts(announced, share);
+        if (is_elastic(args_)) {
+            place_experts(announced, share);
+        } else if (c_.expert_major) {
+            scan_experts(announced, share);
+        }
         publish_counts(announced, share);
         ctx_.mark(Step::kDispatchCounts);
 
@@ -125,17 +135,33 @@ class DispatchReceive {
 
     CROSSDOCK_DEVICE Announced announced_here() const {
         const uint32_t stride = c_.arena.num_ranks + 1;
+        const uint32_t experts = c_.offsets.experts_per_rank;
         uint32_t* received = reinterpret_cast<uint32_t*>(ctx_.shared_memory() + args_.shared.received);
-        return {received, received + stride, received + 2 * stride, received + 3 * stride,
-                reinterpret_cast<uint32_t*>(ctx_.shared_memory() + args_.shared.first_rows)};
+        uint32_t* zones = reinterpret_cast<uint32_t*>(ctx_.shared_memory() + args_.shared.zones);
+        return {received,
+                received + stride,
+                received + 2 * stride,
+                received + 3 * stride,
+                reinterpret_cast<uint32_t*>(ctx_.shared_memory() + args_.shared.first_rows),
+                received + 4 * stride,
+                zones,
+                zones + experts,
+                zones + 2 * experts};
     }
     CROSSDOCK_DEVICE Placement placement_of_warp() const {
         uint32_t* words = reinterpret_cast<uint32_t*>(ctx_.shared_memory() + args_.shared.placements) +
                           (2 * c_.topk + 2) * op_.warp();
         return {words, words + c_.topk, words + 2 * c_.topk, words + 2 * c_.topk + 1};
     }
-    // The number of experts whose choices sources announce.
-    CROSSDOCK_DEVICE uint32_t counted_experts() const { return c_.expert_major ? c_.offsets.experts_per_rank : 0; }
+    // Elastic: the block that tells the caller how many rows experts have. Rank-major, where no other block reads these
+    // counts, it is the one with the least other work.
+    CROSSDOCK_DEVICE bool tells_experts(const WorkShare& share) const {
+        return is_elastic(args_) && share.block == (c_.expert_major ? 0 : share.num_blocks - 1);
+    }
+    // The number of experts whose choices are read.
+    CROSSDOCK_DEVICE uint32_t counted_experts(const WorkShare& share) const {
+        return c_.expert_major || tells_experts(share) ? c_.offsets.experts_per_rank : 0;
+    }
 
     // Counts.
 
@@ -181,7 +207,7 @@ class DispatchReceive {
 
     // Waits for every source's counts and checks them. Masked sources, and those with wrong counts, send nothing.
     CROSSDOCK_DEVICE void gather_counts(const Announced& announced, const WorkShare& share) const {
-        const uint32_t experts = counted_experts();
+        const uint32_t experts = counted_experts(share);
         const uint32_t most_choices = c_.handle.choices_of_source;
         CROSSDOCK_ROLLED
         for (uint32_t source = share.warp(ctx_); source < c_.arena.num_ranks; source += share.warps) {
@@ -208,7 +234,7 @@ class DispatchReceive {
                 announced.rows[source] = static_cast<uint32_t>(rows);
                 announced.ll128[source] = is_ll128 ? announced.rows[source] : 0;
             }
-            if (c_.expert_major) {
+            if (experts > 0) {
                 // A lane with too many choices reports them itself, so that the warp's sum fits in 32 bits.
                 const bool is_possible = op_.expect(PeerNumber::kChoices, source, most_choices, choices);
                 const uint32_t sum = static_cast<uint32_t>(ctx_.warp_sum(is_possible ? static_cast<int>(choices) : 0));
@@ -243,6 +269,63 @@ class DispatchReceive {
         }
     }
 
+    // Elastic. Finds where each expert's rows begin, and tells the caller how many there are.
+    CROSSDOCK_DEVICE void place_experts(const Announced& announced, const WorkShare& share) const {
+        const ElasticDispatchArgs& call = args_.elastic;
+        const uint32_t experts = counted_experts(share);
+        CROSSDOCK_ROLLED
+        for (uint32_t expert = share.thread(ctx_); expert < experts; expert += share.threads()) {
+            uint32_t rows = 0;
+            CROSSDOCK_ROLLED
+            for (uint32_t source = 0; source < c_.arena.num_ranks; ++source) {
+                uint32_t& first_row = announced.first_rows[source * experts + expert];
+                const uint32_t count = first_row;
+                first_row = rows;
+                rows += count;
+            }
+            announced.expert_rows[expert] = rows;
+            announced.padded_rows[expert] = static_cast<uint32_t>(align_up(rows, call.alignment));
+        }
+        share.sync(ctx_);
+        if (share.warp(ctx_) == 0) lay_out_zones(announced, experts, tells_experts(share));
+        share.sync(ctx_);
+    }
+    // One warp.
+    CROSSDOCK_DEVICE void lay_out_zones(const Announced& announced, uint32_t experts, bool tells) const {
+        const ElasticDispatchArgs& call = args_.elastic;
+        uint64_t rows_before = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t base = 0; base < experts; base += kLanes) {
+            const uint32_t expert = base + op_.lane();
+            const bool is_expert = expert < experts;
+            const uint32_t rows = is_expert ? announced.expert_rows[expert] : 0;
+            const uint32_t padded = is_expert ? announced.padded_rows[expert] : 0;
+            // By halves, whose sums fit into 32 bits.
+            constexpr uint32_t kHalf = 16;
+            const int halves[2] = {static_cast<int>(padded % (1u << kHalf)), static_cast<int>(padded >> kHalf)};
+            const uint64_t begin = rows_before + static_cast<uint32_t>(ctx_.warp_sum_before(halves[0])) +
+                                   (uint64_t{static_cast<uint32_t>(ctx_.warp_sum_before(halves[1]))} << kHalf);
+            rows_before += static_cast<uint32_t>(ctx_.warp_sum(halves[0])) +
+                           (uint64_t{static_cast<uint32_t>(ctx_.warp_sum(halves[1]))} << kHalf);
+            if (!is_expert) continue;
+            announced.zones[expert] = static_cast<uint32_t>(begin < call.rows ? begin : call.rows);
+            if (!tells) continue;
+            const uint64_t end = begin + (c_.expert_major ? rows : padded);
+            if (call.expert_counts != nullptr) call.expert_counts[expert] = static_cast<int32_t>(rows);
+            if (call.expert_ends != nullptr)
+                call.expert_ends[expert] = static_cast<int32_t>(end < INT32_MAX ? end : INT32_MAX);
+            if (call.statistics != nullptr) call.statistics[expert] += static_cast<int32_t>(rows);
+            if (c_.expert_major && rows > 0 && end > call.rows) refuse_rows(end, call.rows);
+        }
+        ctx_.warp_sync();
+    }
+    // More rows come than an output has.
+    CROSSDOCK_DEVICE void refuse_rows(uint64_t rows, uint32_t most) const {
+        record_overflow(ctx_, c_.scope, static_cast<int>(c_.rank),
+                        static_cast<uint32_t>(rows < UINT32_MAX ? rows : UINT32_MAX), most);
+        ctx_.note_unread_slots_allowed();
+    }
+
     // Writes what a later combine needs, and the number of plain rows in the buffer of the sources below each. Then the
     // counts are complete for the whole block.
     CROSSDOCK_DEVICE void publish_counts(const Announced& announced, const WorkShare& share) const {
@@ -253,13 +336,16 @@ class DispatchReceive {
                 const uint32_t rows = announced.rows[source];
                 const uint32_t choices = c_.expert_major ? announced.choices[source] : 0;
                 const bool is_ll128 = announced.ll128[source] > 0 || c_.arena.fits_all_in_ll128();
-                *received_from(c_, source) = {rows, choices, is_ll128 ? 1u : 0u, 0};
+                const uint32_t first_row = is_elastic(args_) ? tell_rank_end(announced, source) : 0;
+                *received_from(c_, source) = {rows, choices, is_ll128 ? 1u : 0u, first_row};
+                if (is_elastic(args_)) continue;
                 if (!c_.expert_major && args_.counters != nullptr) args_.counters[source] = static_cast<int32_t>(rows);
             }
             share.sync(ctx_);
         }
         if (share.thread(ctx_) == 0) {
             announced.plain_before[0] = 0;
+            announced.rows_before[0] = 0;
             uint32_t most = 0;
             CROSSDOCK_ROLLED
             for (uint32_t source = 0; source < num_ranks; ++source) {
@@ -267,13 +353,59 @@ class DispatchReceive {
                 const uint32_t in_buffer =
                     send_.own_rows_stay() && source == c_.rank ? 0 : announced.rows[source] - ll128;
                 announced.plain_before[source + 1] = announced.plain_before[source] + in_buffer;
+                if (is_elastic(args_))
+                    announced.rows_before[source + 1] = announced.rows_before[source] + announced.rows[source];
                 most = most < ll128 ? ll128 : most;
             }
             announced.ll128[num_ranks] = most;
         }
         share.sync(ctx_);
+        if (is_elastic(args_)) return fill_unused_rows(announced, share);
         if (args_.tells_places && share.block == 0 && share.thread(ctx_) == 0) tell_places(args_, announced);
         if (!c_.expert_major) clear_unused_ids(announced, share);
+    }
+    // Returns the number of the source's first row.
+    CROSSDOCK_DEVICE uint32_t tell_rank_end(const Announced& announced, uint32_t source) const {
+        uint32_t first_row = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t other = 0; other < source; ++other) first_row += announced.rows[other];
+        const uint32_t end = first_row + announced.rows[source];
+        const ElasticDispatchArgs& call = args_.elastic;
+        if (call.rank_ends != nullptr) call.rank_ends[source] = static_cast<int32_t>(end);
+        const uint32_t most_sources = call.sources != nullptr ? call.source_rows : end;
+        const uint32_t most = c_.expert_major || most_sources < call.rows ? most_sources : call.rows;
+        if (announced.rows[source] > 0 && end > most) refuse_rows(end, most);
+        return first_row;
+    }
+    // Elastic: ids beyond the last row, and the rows between the experts'.
+    CROSSDOCK_DEVICE void fill_unused_rows(const Announced& announced, const WorkShare& share) const {
+        const ElasticDispatchArgs& call = args_.elastic;
+        if (call.out_topk_idx != nullptr) {
+            const uint64_t step = uint64_t{share.num_blocks} * share.threads();
+            const uint64_t end = uint64_t{call.rows} * c_.topk;
+            uint64_t i = uint64_t{announced.rows_before[c_.arena.num_ranks]} * c_.topk;
+            CROSSDOCK_ROLLED
+            for (i += share.block * share.threads() + share.thread(ctx_); i < end; i += step) store_id(i, -1);
+        }
+        CROSSDOCK_ROLLED
+        for (uint32_t expert = 0; call.zero_padding && expert < c_.offsets.experts_per_rank; ++expert) {
+            const uint64_t begin = uint64_t{announced.zones[expert]} + announced.expert_rows[expert];
+            const uint64_t end = uint64_t{announced.zones[expert]} + announced.padded_rows[expert];
+            CROSSDOCK_ROLLED
+            for (uint64_t row = begin + share.first(ctx_); row < end && row < call.rows; row += share.step()) {
+                zero_row(ctx_, args_.out_tokens + row * args_.row_bytes, args_.row_bytes);
+                for_lanes(ctx_, call.num_scales, [&](uint32_t i) { *call.out_scales.at(row, i) = 0; });
+                if (call.out_weights != nullptr && is_leader(ctx_)) call.out_weights[row] = 0.0f;
+            }
+        }
+    }
+    // Elastic. i: among the elements of out_topk_idx.
+    CROSSDOCK_DEVICE void store_id(uint64_t i, int32_t id) const {
+        if (args_.elastic.ids_are_64_bit) {
+            static_cast<int64_t*>(args_.elastic.out_topk_idx)[i] = id;
+        } else {
+            static_cast<int32_t*>(args_.elastic.out_topk_idx)[i] = id;
+        }
     }
     CROSSDOCK_DEVICE void clear_unused_ids(const Announced& announced, const WorkShare& share) const {
         const uint32_t threads = share.num_blocks * share.threads();
@@ -354,6 +486,7 @@ class DispatchReceive {
     template <typename ReadMore>
     CROSSDOCK_DEVICE bool read_header(const Announced& announced, const ArrivingRow& row, Header header, bool writes,
                                       const Placement& placement, ReadMore read_more) const {
+        if (is_elastic(args_)) return read_elastic_header(announced, row, header, writes, placement, read_more);
         const uint32_t slot = slot_of(c_, row.source, row.i);
         RowRecord* record = row_record(c_, row.source, row.i);
         uint32_t num = 0;      // output rows so far
@@ -398,7 +531,7 @@ class DispatchReceive {
             num += static_cast<uint32_t>(ctx_.warp_count(row_idx >= 0));
         }
         if (!c_.expert_major) {
-            place_at_slot(placement, slot);
+            place_by_rank(announced, row, placement);
         } else if (is_leader(ctx_)) {
             *placement.num = num;
         }
@@ -406,11 +539,80 @@ class DispatchReceive {
         return true;
     }
     // Rank-major. Followed by a warp barrier.
-    CROSSDOCK_DEVICE void place_at_slot(const Placement& placement, uint32_t slot) const {
+    CROSSDOCK_DEVICE void place_by_rank(const Announced& announced, const ArrivingRow& row,
+                                        const Placement& placement) const {
         if (!is_leader(ctx_)) return;
-        *placement.num = 1;
-        placement.rows[0] = slot;
-        if (args_.transposed_scales) placement.columns[0] = slot;
+        const uint32_t at = is_elastic(args_) ? number_of(announced, row) : slot_of(c_, row.source, row.i);
+        *placement.num = is_elastic(args_) && at >= args_.elastic.rows ? 0 : 1;
+        placement.rows[0] = at;
+        if (args_.transposed_scales) placement.columns[0] = at;
+    }
+    // Elastic: the row's number among all received tokens.
+    CROSSDOCK_DEVICE uint32_t number_of(const Announced& announced, const ArrivingRow& row) const {
+        return announced.rows_before[row.source] + row.i;
+    }
+    // Elastic: the output row of a choice of an expert here; -1 beyond the outputs.
+    CROSSDOCK_DEVICE int32_t elastic_row_of(const Announced& announced, uint32_t source, uint32_t expert,
+                                            uint32_t number) const {
+        const uint64_t row = uint64_t{announced.zones[expert]} +
+                             announced.first_rows[source * c_.offsets.experts_per_rank + expert] + number;
+        return row < args_.elastic.rows ? static_cast<int32_t>(row) : -1;
+    }
+    template <typename ReadMore>
+    CROSSDOCK_DEVICE bool read_elastic_header(const Announced& announced, const ArrivingRow& row, Header header,
+                                              bool writes, const Placement& placement, ReadMore read_more) const {
+        const ElasticDispatchArgs& call = args_.elastic;
+        RowRecord* record = row_record(c_, row.source, row.i);
+        const uint32_t number = number_of(announced, row);
+        const bool has_outputs = writes && !c_.expert_major && number < call.rows;
+        int32_t* source = writes && call.sources != nullptr && number < call.source_rows
+                              ? call.sources + uint64_t{number} * (c_.topk + 2)
+                              : nullptr;
+        uint32_t num = 0;  // output rows so far
+        CROSSDOCK_ROLLED
+        for (uint32_t base = 0; has_choices_from(c_, base); base += kLanes) {
+            const uint32_t k = base + op_.lane();
+            const bool is_choice = k < c_.topk;
+            if (base > 0 && !read_more(base, header)) return false;
+            const RowOrigin origin = RowOrigin::of(header.origin.payload);
+            const ElasticChoice choice = ElasticChoice::of(header.choice.payload);
+            const uint32_t expert = choice.expert - c_.rank * c_.offsets.experts_per_rank;  // among those here
+            const bool is_here = is_choice && expert < c_.offsets.experts_per_rank;
+            if (!ctx_.warp_all(expect_origin(row.source, origin, 0))) return false;
+            if (base == 0 && is_leader(ctx_)) {
+                *placement.direct = 0;
+                if (writes) *record = {origin.token_idx, cell_of(c_, origin.token_idx, origin.target_idx)};
+                if (writes && !c_.expert_major && row.source == c_.rank)
+                    *own_row(c_, origin.token_idx, 0) = static_cast<int32_t>(number);
+                if (source != nullptr) {
+                    source[0] = static_cast<int32_t>(row.source * call.origin_stride + origin.token_idx);
+                    source[1] = static_cast<int32_t>(number);
+                }
+            }
+            int32_t row_idx = -1;
+            if (is_here) row_idx = c_.expert_major ? elastic_row_of(announced, row.source, expert, choice.number) : 0;
+            const bool has_row = row_idx >= 0 && !choice.repeats;
+            if (is_choice && writes)
+                reinterpret_cast<int32_t*>(record + 1)[k] = row_idx >= 0 && !has_row ? -2 - row_idx : row_idx;
+            if (is_choice && source != nullptr) source[2 + k] = c_.expert_major ? row_idx : -1;
+            if (is_choice && has_outputs) {
+                const uint64_t at = uint64_t{number} * c_.topk + k;
+                if (call.out_topk_idx != nullptr) store_id(at, is_here ? static_cast<int32_t>(expert) : -1);
+                if (call.out_weights != nullptr) call.out_weights[at] = float_of(choice.weight);
+            }
+            if (!c_.expert_major) continue;
+            if (has_row && writes && call.out_weights != nullptr) call.out_weights[row_idx] = float_of(choice.weight);
+            const uint32_t at = num + static_cast<uint32_t>(ctx_.warp_count_before(has_row));
+            if (has_row) placement.rows[at] = static_cast<uint32_t>(row_idx);
+            num += static_cast<uint32_t>(ctx_.warp_count(has_row));
+        }
+        if (!c_.expert_major) {
+            place_by_rank(announced, row, placement);
+        } else if (is_leader(ctx_)) {
+            *placement.num = num;
+        }
+        ctx_.warp_sync();
+        return true;
     }
 
     // Scales.
@@ -428,6 +630,14 @@ class DispatchReceive {
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < num_places; ++i) {
             const uint32_t row = placement.rows[i];
+            if (is_elastic(args_)) {
+                CROSSDOCK_UNROLL
+                for (uint32_t j = 0; j < 4; ++j) {
+                    const uint32_t value = static_cast<uint32_t>((j < 2 ? part.low : part.high) >> (32 * (j % 2)));
+                    if (j < words) *args_.elastic.out_scales.at(row, first / 4 + j) = value;
+                }
+                continue;
+            }
             const uint32_t column = args_.transposed_scales ? placement.columns[i] : 0;
             const uint64_t first_word = uint64_t{row - column} * scales + column + uint64_t{step} * (first / 4);
             std::byte* target = args_.out_scales + 4 * first_word;
@@ -438,12 +648,19 @@ class DispatchReceive {
             }
         }
     }
-    // One warp. Places all scales of a row. Each is read once, for any number of places.
-    CROSSDOCK_DEVICE void place_all_scales(const Placement& placement, const std::byte* scales) const {
-        constexpr uint32_t kPart = 8;
+    static constexpr uint32_t kScalePart = 8;  // bytes that a lane places at once
+    // This lane's first part of a row's scales, so that it can be loaded early.
+    CROSSDOCK_DEVICE uint64_t load_first_scales(const std::byte* scales) const {
+        const uint32_t first = kScalePart * op_.lane();
+        return first < args_.scale_bytes ? *reinterpret_cast<const uint64_t*>(scales + first) : 0;
+    }
+    // One warp. Places all scales of a row. Each is read once, for any number of places. part: load_first_scales.
+    CROSSDOCK_DEVICE void place_all_scales(const Placement& placement, const std::byte* scales, uint64_t part) const {
         CROSSDOCK_ROLLED
-        for (uint32_t first = kPart * op_.lane(); first < args_.scale_bytes; first += kPart * kLanes)
-            place_scale_part(placement, first, kPart, {*reinterpret_cast<const uint64_t*>(scales + first), 0});
+        for (uint32_t first = kScalePart * op_.lane(); first < args_.scale_bytes; first += kScalePart * kLanes) {
+            if (first >= kScalePart * kLanes) part = *reinterpret_cast<const uint64_t*>(scales + first);
+            place_scale_part(placement, first, kScalePart, {part, 0});
+        }
     }
     // Places this lane's part of a row's scales in these groups of lines.
     template <uint32_t kMost>
@@ -498,7 +715,8 @@ class DispatchReceive {
             store_places(placement, stage, 0, args_.row_bytes);
             RowStage::wait_read(ctx_);
         }
-        place_all_scales(placement, stage.data() + args_.shared.tail);
+        const std::byte* scales = stage.data() + args_.shared.tail;
+        place_all_scales(placement, scales, load_first_scales(scales));
         if (is_leader(ctx_)) count_rows(ctx_, c_.reach, c_.rank, 1, bytes_with_scales(args_));
         ctx_.warp_sync();
         ctx_.mark(Step::kDispatchPlaced);
@@ -544,8 +762,10 @@ class DispatchReceive {
         ctx_.fence_async_copies();  // the flag was read by an ordinary load, the row is read by an asynchronous copy
         const std::byte* source = op_.row(c_.rank, slot);
         const uint32_t direct = *placement.direct;
+        const std::byte* scales = source + args_.row_bytes;
+        const uint64_t first_scales = load_first_scales(scales);
         if (is_leader(ctx_) && (direct & kDirectTokens) == 0) place_plain(placement, stage, source);
-        if ((direct & kDirectScales) == 0) place_all_scales(placement, source + args_.row_bytes);
+        if ((direct & kDirectScales) == 0) place_all_scales(placement, scales, first_scales);
         if (is_leader(ctx_)) op_.note_read(slot);
         ctx_.warp_sync();
         ctx_.mark(Step::kDispatchPlaced);
@@ -630,7 +850,7 @@ class DispatchReceive {
             if (!came || (needs_header && !read_header(announced, row, header, is_first, placement, read_more)))
                 return false;
             if (first == run.begin && !needs_header) {
-                place_at_slot(placement, slot);
+                place_by_rank(announced, row, placement);
                 ctx_.warp_sync();
             }
             ctx_.mark(Step::kDispatchArrived);

@@ -157,7 +157,9 @@ class DispatchSend {
         return op_.sends() && op_.receives() && !op_.own_rows_are_ll128() && args_.own_rows_stay;
     }
     // Rank-major places follow from the slots, so the send half already stores these rows.
-    CROSSDOCK_DEVICE bool own_rows_are_placed() const { return own_rows_stay() && !c_.expert_major; }
+    CROSSDOCK_DEVICE bool own_rows_are_placed() const {
+        return own_rows_stay() && !c_.expert_major && !is_elastic(args_);
+    }
     // The number of this block's tokens, one per stage, if rows stay.
     CROSSDOCK_DEVICE uint32_t num_staged() const {
         const TokenRun run = tokens();
@@ -177,11 +179,19 @@ class DispatchSend {
                                           uint32_t i) const {
         if (i == 0) return RowOrigin{task.token, task.target, direct, first_choice}.payload();
         const TokenPlan of_token = plan_of(task.stage);
-        return uint64_t{of_token.extras[i - 1]} << 32 | of_token.expert_ids[i - 1];
+        const uint32_t k = i - 1;
+        const uint32_t id = of_token.expert_ids[k];
+        if (is_elastic(args_)) {
+            const uint32_t number = c_.expert_major ? of_token.numbers[k] : 0;
+            return ElasticChoice{id == kDropped ? ElasticChoice::kNoExpert : id, number & ElasticChoice::kMostTokens,
+                                 number >> kRepeatsShift != 0, of_token.weights[k]}
+                .payload();
+        }
+        return uint64_t{c_.expert_major ? of_token.numbers[k] : of_token.weights[k]} << 32 | id;
     }
-    // One warp. The number of choices on a rank of the tokens before the one in `stage`; 0 in rank-major.
+    // One warp. The number of choices on a rank of the tokens before the one in `stage`; 0 in rank-major and elastic.
     CROSSDOCK_DEVICE uint32_t choices_before(uint32_t stage, uint32_t rank) const {
-        if (!c_.expert_major) return 0;
+        if (!c_.expert_major || is_elastic(args_)) return 0;
         const uint32_t experts = c_.offsets.experts_per_rank;
         const int* of_rank = counts().experts + rank * experts;
         int choices = 0;
@@ -245,6 +255,19 @@ class DispatchSend {
         for_threads(ctx_, c_.arena.num_experts, [&](uint32_t i) { counts().experts[i] = 0; });
         for_threads(ctx_, c_.arena.num_ranks, [&](uint32_t i) { counts().ranks[i] = 0; });
     }
+    // Rank-major, only the counts that are announced are by expert, too, and only of elastic dispatches.
+    CROSSDOCK_DEVICE bool counts_experts() const {
+        return c_.expert_major || (is_elastic(args_) && ctx_.block_idx() == ctx_.num_blocks() - 1);
+    }
+    // Elastic: an expert that a token names twice counts once. i: among the choices that are loaded, from `base` on.
+    CROSSDOCK_DEVICE bool is_counted(uint32_t token, uint32_t base, uint32_t i, const TokenIds& loaded) const {
+        bool repeats = false;
+        CROSSDOCK_UNROLL
+        for (uint32_t j = 0; j < TokenIds::kMost; ++j) repeats |= j < i && loaded.ids[j] == loaded.ids[i];
+        CROSSDOCK_ROLLED
+        for (uint32_t j = 0; j < base; ++j) repeats |= expert_id(c_, token, j) == loaded.ids[i];
+        return !repeats;
+    }
     // Choices [base, base + kMost) of a token, if it is below `end`.
     CROSSDOCK_DEVICE GivenIds load_ids(uint32_t token, uint32_t end, uint32_t base) const {
         GivenIds given;
@@ -280,7 +303,8 @@ class DispatchSend {
                 for (uint32_t i = 0; i < TokenIds::kMost; ++i) {
                     if (first.ids[i] == kDropped) continue;
                     ranks |= uint64_t{1} << rank_of_expert(c_, first.ids[i]);
-                    if (c_.expert_major) ctx_.add_shared(counted.experts + first.ids[i], 1);
+                    if (counts_experts() && (!is_elastic(args_) || is_counted(token, base, i, first)))
+                        ctx_.add_shared(counted.experts + first.ids[i], 1);
                 }
                 base += TokenIds::kMost;
                 if (!has_choices_from(c_, base)) break;
@@ -313,7 +337,7 @@ class DispatchSend {
                 ctx_.store_relaxed_system(words + i, pack_word(op_.epoch, count));
             };
             if (is_leader(ctx_)) store(0, form | static_cast<uint64_t>(counted.ranks[peer]));
-            if (!c_.expert_major) continue;
+            if (!counts_experts()) continue;
             const int* of_experts = counted.experts + peer * experts;
             CROSSDOCK_ROLLED
             for (uint32_t first = op_.lane(); first < experts; first += kExpertsAtOnce * kLanes) {
@@ -346,8 +370,15 @@ class DispatchSend {
         for (uint32_t i = 0; i < batch.num; ++i) {
             if (is_leader(ctx_)) stage_at(i).load(ctx_, source_row(batch.first + i) + batch.row_first, batch.chunk);
             if (batch.is_last_chunk && args_.scale_bytes > 0) {
-                copy_words(ctx_, stage_at(i).data() + shared_.tail,
-                           args_.scales + uint64_t{batch.first + i} * args_.scale_bytes, args_.scale_bytes);
+                std::byte* scales = stage_at(i).data() + shared_.tail;
+                if (is_elastic(args_)) {
+                    for_lanes(ctx_, args_.elastic.num_scales, [&](uint32_t s) {
+                        reinterpret_cast<uint32_t*>(scales)[s] = *args_.elastic.scales.at(batch.first + i, s);
+                    });
+                } else {
+                    copy_words(ctx_, scales, args_.scales + uint64_t{batch.first + i} * args_.scale_bytes,
+                               args_.scale_bytes);
+                }
                 RowStage::filled();
             }
         }
@@ -383,7 +414,8 @@ class DispatchSend {
     CROSSDOCK_DEVICE GivenChoice load_choice(const Batch& batch, uint32_t k) const {
         const uint32_t token = batch.first + op_.warp();
         if (op_.warp() >= batch.num || k >= c_.topk) return {};
-        return {given_id(c_, token, k), c_.expert_major ? 0.0f : args_.topk_weights[uint64_t{token} * c_.topk + k]};
+        const bool has_weight = is_elastic(args_) ? args_.elastic.with_weights : !c_.expert_major;
+        return {given_id(c_, token, k), has_weight ? args_.topk_weights[uint64_t{token} * c_.topk + k] : 0.0f};
     }
     // first: this lane's first choice, loaded by load_choice.
     CROSSDOCK_DEVICE void write_plans(const Batch& batch, GivenChoice first) const {
@@ -392,10 +424,20 @@ class DispatchSend {
         for_lanes(ctx_, c_.topk, [&](uint32_t k) {
             const GivenChoice choice = k == op_.lane() ? first : load_choice(batch, k);
             own.expert_ids[k] = expert_of(c_, choice.id);
+            if (is_elastic(args_) && args_.elastic.topk_idx_copy != nullptr) copy_id(batch, k, choice.id);
             own.ranks[k] = rank_of_expert(c_, own.expert_ids[k]);
-            if (!c_.expert_major) own.extras[k] = bits_of(choice.weight);
+            if (!c_.expert_major || is_elastic(args_)) own.weights[k] = bits_of(choice.weight);
         });
         ctx_.warp_sync();
+    }
+    CROSSDOCK_DEVICE void copy_id(const Batch& batch, uint32_t k, int64_t id) const {
+        if ((op_.block() & ((1u << c_.log2_blocks_per_token) - 1)) != 0) return;  // another block has the token, too
+        const uint64_t at = uint64_t{batch.first + op_.warp()} * c_.topk + k;
+        if (c_.ids_are_64_bit) {
+            static_cast<int64_t*>(args_.elastic.topk_idx_copy)[at] = id;
+        } else {
+            static_cast<int32_t*>(args_.elastic.topk_idx_copy)[at] = static_cast<int32_t>(id);
+        }
     }
     // Then it finds the slots: counts cover the tokens before the batch; those in earlier stages are counted here.
     CROSSDOCK_DEVICE void make_plans(const Batch& batch) const {
@@ -404,6 +446,7 @@ class DispatchSend {
         const TokenPlan own = plan_of(own_stage);
         const RoutingCounts counted = counts();
         uint32_t num_targets = 0;
+        bool has_repeats = false;
         if (is_leader(ctx_)) *own.own_target = kDropped;
         ctx_.warp_sync();
         CROSSDOCK_ROLLED
@@ -417,29 +460,37 @@ class DispatchSend {
             bool is_first = false;
             uint32_t position = 0;
             uint32_t row_idx = 0;
+            bool repeats = same_expert > 0;
             if (is_sent) {
-                position = static_cast<uint32_t>((c_.expert_major ? counted.experts[id] : 0) + same_expert);
+                position = static_cast<uint32_t>((c_.expert_major ? counted.experts[id] : 0) +
+                                                 (is_elastic(args_) ? 0 : same_expert));
                 row_idx = static_cast<uint32_t>(counted.ranks[rank]);
                 is_first = same_rank == 0;
                 CROSSDOCK_ROLLED
                 for (uint32_t j = 0; j < base; ++j) {
-                    position += own.expert_ids[j] == id ? 1 : 0;
+                    const bool is_same = own.expert_ids[j] == id;
+                    repeats = repeats || is_same;
+                    position += is_same && !is_elastic(args_) ? 1 : 0;
                     is_first = is_first && own.ranks[j] != rank;
                 }
                 CROSSDOCK_ROLLED
                 for (uint32_t earlier = 0; earlier < own_stage; ++earlier) {
                     const TokenPlan other = plan_of(earlier);
                     bool goes_there = false;
+                    uint32_t choices = 0;
                     CROSSDOCK_ROLLED
                     for (uint32_t j = 0; j < c_.topk; ++j) {
-                        position += other.expert_ids[j] == id ? 1 : 0;
+                        choices += other.expert_ids[j] == id ? 1 : 0;
                         goes_there = goes_there || other.ranks[j] == rank;
                     }
+                    position += is_elastic(args_) && choices > 1 ? 1 : choices;
                     row_idx += goes_there ? 1 : 0;
                 }
             }
             const uint32_t target = num_targets + static_cast<uint32_t>(ctx_.warp_count_before(is_first));
-            if (k < c_.topk && c_.expert_major) own.extras[k] = position;
+            if (k < c_.topk && c_.expert_major)
+                own.numbers[k] = position | (is_elastic(args_) && repeats ? 1u << kRepeatsShift : 0);
+            has_repeats = has_repeats || (is_sent && repeats);
             if (is_first) {
                 std::byte* row = op_.row(rank, slot_of(c_, c_.rank, row_idx));
                 own.row_idx[target] = row_idx;
@@ -452,12 +503,26 @@ class DispatchSend {
         }
         if (is_leader(ctx_)) *own.num_targets = num_targets;
         ctx_.warp_sync();
+        if (is_elastic(args_) && c_.expert_major && ctx_.warp_any(has_repeats)) add_up_weights(own);
+    }
+    static constexpr uint32_t kRepeatsShift = 31;  // in a plan's numbers
+    // One warp. The first of several choices of an expert gets the sum of their weights.
+    CROSSDOCK_DEVICE void add_up_weights(const TokenPlan& own) const {
+        for_lanes(ctx_, c_.topk, [&](uint32_t k) {
+            if (own.expert_ids[k] == kDropped || own.numbers[k] >> kRepeatsShift != 0) return;
+            float sum = float_of(own.weights[k]);
+            CROSSDOCK_ROLLED
+            for (uint32_t j = k + 1; j < c_.topk; ++j)
+                sum += own.expert_ids[j] == own.expert_ids[k] ? float_of(own.weights[j]) : 0.0f;
+            own.weights[k] = bits_of(sum);
+        });
+        ctx_.warp_sync();
     }
     // One warp. Keeps a token's choices, and marks those on other ranks for a later combine; the receive half fills in
     // this rank's own rows. Not needed in rank-major, where ids cannot change between dispatch and combine
     // (crossdockHandleRebind).
     CROSSDOCK_DEVICE void keep_choices(const Batch& batch, uint32_t stage) const {
-        if (!c_.expert_major) return;
+        if (!c_.expert_major || is_elastic(args_)) return;
         const TokenPlan of_token = plan_of(stage);
         for_lanes(ctx_, c_.topk, [&](uint32_t k) {
             *dispatched_id(c_, batch.first + stage, k) = static_cast<int32_t>(of_token.expert_ids[k]);

@@ -64,6 +64,30 @@ struct RowOrigin {
     static constexpr uint32_t kFirstChoiceShift = kDirectShift + kDirectBits;
 };
 
+// What the header of an elastic dispatch's row holds for each choice instead.
+struct ElasticChoice {
+    static constexpr uint32_t kExpertBits = 15;
+    static constexpr uint32_t kNumberBits = 16;
+    static constexpr uint32_t kNoExpert = (1u << kExpertBits) - 1;
+    static constexpr uint32_t kMostExperts = kNoExpert;               // of all ranks
+    static constexpr uint32_t kMostTokens = (1u << kNumberBits) - 1;  // of a rank
+
+    uint32_t expert;  // global id, or kNoExpert
+    uint32_t number;  // among this source's rows for that expert
+    bool repeats;     // an earlier choice of the token has the row
+    uint32_t weight;  // bits
+
+    CROSSDOCK_HOST_DEVICE static constexpr ElasticChoice of(uint64_t payload) {
+        const uint32_t low = static_cast<uint32_t>(payload);
+        return {low & kNoExpert, low >> kExpertBits & kMostTokens, low >> 31 != 0,
+                static_cast<uint32_t>(payload >> 32)};
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t payload() const {
+        return uint64_t{weight} << 32 | (repeats ? 1u << 31 : 0) | number << kExpertBits | expert;
+    }
+};
+static_assert(ElasticChoice::kExpertBits + ElasticChoice::kNumberBits == 31, "the highest bit is `repeats`");
+
 // The numbers that an arena is made for. Handles with fewer choices use the same strides.
 struct LlGeometry {
     uint32_t num_ranks;
@@ -209,11 +233,12 @@ struct LlReceived {
     uint32_t rows;
     uint32_t choices;           // of experts here; expert-major
     uint32_t returns_as_ll128;  // 1 or 0
-    uint32_t reserved;
+    uint32_t first_row;         // elastic: the source's first among all received rows
 };
 
-// A received row: where it returns to and, expert-major, where its choices are. Followed by int32_t rows[topk]: the
-// index of choice k's row among all rows here, -1 if it is another rank's, dropped or without room.
+// A received row: where it returns to and, expert-major or elastic, where its choices are. Followed by int32_t
+// rows[topk]: the index of choice k's row among all rows here, -1 if it is another rank's, dropped or without room.
+// Elastic: -2 - index if an earlier choice has the row; rank-major, all choices of experts here have index 0.
 struct RowRecord {
     uint32_t token_idx;
     uint32_t cell;  // if one row per rank returns
@@ -312,14 +337,15 @@ struct TokenPlan {
     std::byte** rows;      // [targets] the slot there; null: the peer is lost, or it is own_target
     uint32_t* expert_ids;  // [k] or kDropped
     uint32_t* ranks;       // [k] or kDropped
-    uint32_t* extras;      // [k] the choice's number among this source's rows for that expert, or its weight
+    uint32_t* numbers;     // [k] among this source's rows for that expert; expert-major
+    uint32_t* weights;     // [k] bits; rank-major and elastic
     uint32_t* row_idx;     // [targets] among this source's rows there
     uint32_t* choices;     // [targets] the rank's first choice
     uint32_t* num_targets;
     uint32_t* own_target;  // this rank, if its row stays; else kDropped
 
     CROSSDOCK_HOST_DEVICE static constexpr uint32_t bytes(uint32_t topk) {
-        return static_cast<uint32_t>(align_up(28 * uint64_t{topk} + 8, 16));
+        return static_cast<uint32_t>(align_up(32 * uint64_t{topk} + 8, 16));
     }
     CROSSDOCK_HOST_DEVICE static TokenPlan of(std::byte* memory, uint32_t topk) {
         uint32_t* words = reinterpret_cast<uint32_t*>(memory + uint64_t{8} * topk);
@@ -330,7 +356,8 @@ struct TokenPlan {
                 words + 3 * topk,
                 words + 4 * topk,
                 words + 5 * topk,
-                words + 5 * topk + 1};
+                words + 6 * topk,
+                words + 6 * topk + 1};
     }
 };
 
@@ -339,7 +366,8 @@ struct LlDispatchShared {
     uint32_t expert_counts;  // send: i32 [experts] choices counted so far
     uint32_t rank_counts;    // send: i32 [ranks] rows counted so far
     uint32_t first_rows;     // receive: u32 [ranks][local experts]
-    uint32_t received;       // receive: u32 [4][ranks + 1]
+    uint32_t zones;          // receive: u32 [3][local experts] of elastic dispatches
+    uint32_t received;       // receive: u32 [5][ranks + 1]
     uint32_t plans;          // send: [stages] plans
     uint32_t placements;     // receive: u32 [warps][2 topk + 2]
     uint32_t stages;         // [stages + receive stages][stage_bytes]
@@ -357,8 +385,10 @@ struct LlDispatchShared {
         at = align_up(at + uint64_t{4} * arena.num_ranks, 16);
         shared.first_rows = static_cast<uint32_t>(at);
         at = align_up(at + uint64_t{4} * arena.num_experts, 16);
+        shared.zones = static_cast<uint32_t>(at);
+        at = align_up(at + uint64_t{12} * arena.experts_per_rank(), 16);
         shared.received = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{16} * (arena.num_ranks + 1), 16);
+        at = align_up(at + uint64_t{20} * (arena.num_ranks + 1), 16);
         shared.plans = static_cast<uint32_t>(at);
         at = align_up(at + TokenPlan::bytes(topk) * warp_layout.num_stages, 16);
         shared.placements = static_cast<uint32_t>(at);
@@ -375,7 +405,7 @@ struct LlDispatchShared {
 
 // Offsets in bytes.
 struct LlCombineShared {
-    uint32_t return_counts;  // i32 [2][ranks + 1]
+    uint32_t return_counts;  // i32 [2][ranks + 1], u32 [ranks]
     uint32_t summands;       // i64 [warps][topk], f32 [warps][topk], u32 [warps][topk]
     uint32_t gin_ranks;      // u32 [ranks] 1: has tokens of this rank; of groups of several LSA teams
     uint32_t stages;
@@ -387,7 +417,7 @@ struct LlCombineShared {
         LlCombineShared shared{};
         uint64_t at = LlBlockHead::bytes(arena.num_ranks);
         shared.return_counts = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{8} * (arena.num_ranks + 1), 16);
+        at = align_up(at + uint64_t{12} * (arena.num_ranks + 1), 16);
         shared.summands = static_cast<uint32_t>(at);
         at = align_up(at + uint64_t{16} * topk * warp_layout.warps_per_block, 128);
         shared.gin_ranks = static_cast<uint32_t>(at);

@@ -41,8 +41,15 @@ CROSSDOCK_DEVICE int32_t* own_row(const auto& c, uint32_t token, uint32_t k) {
 CROSSDOCK_DEVICE int32_t* dispatched_id(const auto& c, uint32_t token, uint32_t k) {
     return own_row(c, token, k) + c.handle.choices_of_source;
 }
+// Groups of several LSA teams have no elastic operations.
+CROSSDOCK_DEVICE bool is_elastic(const auto& args) {
+    if constexpr (kHasGinPeers) return false;
+    return args.is_elastic;
+}
 // The most rows that this rank's experts may have.
-CROSSDOCK_DEVICE uint32_t num_rows_here(const auto& c) {
+CROSSDOCK_DEVICE uint32_t num_rows_here(const auto& args) {
+    const auto& c = args.common;
+    if (is_elastic(args)) return args.elastic.rows;
     return c.offsets.num_slots * (c.expert_major ? c.offsets.experts_per_rank : 1);
 }
 

@@ -49,6 +49,7 @@ struct LlCommonKnown : LlCommonOf<Scope> {
 
 template <typename Halves, bool kExpertMajor, LlForm kRowForm, LlDispatchWire kWire, bool kTransposedScales = false>
 struct LlDispatchKnown : LlDispatchArgsOf<LlCommonKnown<Halves, kExpertMajor, kRowForm, kTopkOfDispatch>> {
+    static constexpr bool is_elastic = false;
     static constexpr bool kOneBatch = true;
     static constexpr LlDispatchWire wire = kWire;
     static constexpr bool transposed_scales = kTransposedScales;
@@ -78,11 +79,23 @@ struct ExpertMajorFp8Ll128Transposed : LlDispatchKnown<Halves, true, LlForm::kLl
 template <typename Halves>
 struct ExpertMajorFp8RowsTransposed : LlDispatchKnown<Halves, true, LlForm::kPlain, LlDispatchWire::kFp8, true> {};
 
+// DeepEP's ElasticBuffer.
+template <bool kExpertMajor, LlForm kRowForm>
+struct ElasticKnown : LlDispatchKnown<Both, kExpertMajor, kRowForm, LlDispatchWire::kBytes> {
+    static constexpr bool is_elastic = true;
+    static constexpr uint32_t direct = 0;
+};
+struct ElasticByRankLl128 : ElasticKnown<false, LlForm::kLl128> {};
+struct ElasticByRankRows : ElasticKnown<false, LlForm::kPlain> {};
+struct ElasticByExpertLl128 : ElasticKnown<true, LlForm::kLl128> {};
+struct ElasticByExpertRows : ElasticKnown<true, LlForm::kPlain> {};
+
 // On GPUs all rows of a combine of one LSA team are LL128 rows, unless they are long or quantised. Rows stay only if
 // both halves run (core/ll/plan.cpp).
 template <typename Halves, typename Scope, bool kExpertMajor, bool kOwnRowsStay,
           LlCombineWire kWire = LlCombineWire::kRows>
 struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<Halves, kExpertMajor, LlForm::kLl128, kTopkOfCombine, Scope>> {
+    static constexpr bool is_elastic = false;
     static constexpr DType dtype = DType::kBf16;
     static constexpr LlCombineWire wire = kWire;
     static constexpr RowForms forms = RowForms::kLl128;
@@ -100,6 +113,15 @@ struct ExpertMajorCombineOwnStay : LlCombineKnown<Both, Scope, true, true> {
 };
 template <typename Halves, typename Scope>
 struct ExpertMajorSendersSums : LlCombineKnown<Halves, Scope, true, false, LlCombineWire::kSums> {};
+struct ElasticByRankCombine : LlCombineKnown<Both, UnmaskedScope, false, false> {
+    static constexpr bool is_elastic = true;
+};
+struct ElasticByRankCombineOwnStay : LlCombineKnown<Both, UnmaskedScope, false, true> {
+    static constexpr bool is_elastic = true;
+};
+struct ElasticByExpertCombine : LlCombineKnown<Both, UnmaskedScope, true, false, LlCombineWire::kSums> {
+    static constexpr bool is_elastic = true;
+};
 
 namespace {
 
@@ -118,6 +140,7 @@ bool serves(const LlDispatchArgs& args) {
     using Common = decltype(Known::common);
     const bool places_scales = (Common::halves & kReceiveHalf) != 0;
     return has_what_is_known<Common>(args.common) && in_one_batch && args.wire == Known::wire &&
+           args.is_elastic == Known::is_elastic &&
            (args.transposed_scales == Known::transposed_scales || !places_scales) &&
            (Known::wire != LlDispatchWire::kBytes || args.scale_bytes == 0);  // LlPlainDispatchKnown
 }
@@ -126,8 +149,8 @@ template <typename Known>
 bool serves(const LlCombineArgs& args) {
     using Common = decltype(Known::common);
     return has_what_is_known<Common>(args.common) && args.common.scope.masking == decltype(Common::scope)::masking &&
-           args.dtype == Known::dtype && args.wire == Known::wire && args.forms == Known::forms &&
-           args.own_rows_stay == Known::own_rows_stay;
+           args.is_elastic == Known::is_elastic && args.dtype == Known::dtype && args.wire == Known::wire &&
+           args.forms == Known::forms && args.own_rows_stay == Known::own_rows_stay;
 }
 
 // Calls run with the arguments cast to those of the first listed kernel that serves them, or unchanged for the general
@@ -156,7 +179,8 @@ void with_dispatch_variant(const LlDispatchArgs& args, auto run) {
                                             ExpertMajorFp8RowsTransposed<Receive>>(args, run);
         default:
             return with_dispatch_variant_of<Both, ExpertMajorFp8Ll128Transposed<Both>,
-                                            ExpertMajorFp8RowsTransposed<Both>>(args, run);
+                                            ExpertMajorFp8RowsTransposed<Both>, ElasticByRankLl128, ElasticByRankRows,
+                                            ElasticByExpertLl128, ElasticByExpertRows>(args, run);
     }
 }
 
@@ -188,6 +212,9 @@ void with_combine_variant_in(const LlCombineArgs& args, auto run) {
     }
 }
 void with_combine_variant(const LlCombineArgs& args, auto run) {  // run<kDType>(args)
+    if (args.is_elastic) {
+        return with_known_combine<ElasticByRankCombine, ElasticByRankCombineOwnStay, ElasticByExpertCombine>(args, run);
+    }
     if (args.common.scope.masking != 0) return with_combine_variant_in<MaskedScope>(args, run);
     with_combine_variant_in<UnmaskedScope>(args, run);
 }

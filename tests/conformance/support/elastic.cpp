@@ -69,7 +69,7 @@ ElasticShape random_elastic_shape(ncclEpAlgorithm_t mode, uint64_t seed, int num
     shape.max_tokens = random.chance(20) ? random.between(30, 70) : random.between(1, 16);
     shape.most_granules = static_cast<size_t>(random.pick({1, 2, 5, 8, 33, 64}));
     shape.most_scales = static_cast<size_t>(random.pick({0, 0, 1, 3, 7, 56}));
-    shape.alignment = random.pick({1u, 1u, 2u, 4u, 16u});
+    shape.alignment = random.pick({1u, 1u, 2u, 4u, 6u, 16u});
     shape.is_eager = random.chance(50);
     return shape;
 }
@@ -474,13 +474,16 @@ ElasticHandle::ElasticHandle(RankContext& context, ncclEpGroup_t group, const El
     routing_.by_expert = by_expert;
     if (is_ht(shape.mode)) lsa_team_size_ = static_cast<int>(traffic_of(context, group).lsa_team_size);
     Fleeting<ncclEpHandleConfig_t> config{NCCL_EP_HANDLE_CONFIG_INIT};
-    if (is_ht(shape.mode) && by_expert) config->dispatch_output_per_expert_alignment = shape.alignment;
+    const bool is_aligned = is_ht(shape.mode) && by_expert;
+    const bool is_set = seed % 2 == 0;  // later, instead of here
+    if (is_aligned && !is_set) config->dispatch_output_per_expert_alignment = shape.alignment;
     const ncclEpLayout_t layout = by_expert           ? NCCL_EP_LAYOUT_EXPERT_MAJOR
                                   : is_ht(shape.mode) ? NCCL_EP_LAYOUT_FLAT
                                                       : NCCL_EP_LAYOUT_RANK_MAJOR;
     const ncclResult_t made = ncclEpInitHandle(&handle_, group, layout, config.get(), shape.topk, nullptr);
     if (made == ncclRemoteError && shape.peers_may_die) throw StopProgram("no handle without the dead");
     RANK_OK(context, made);
+    if (is_aligned && is_set) RANK_OK(context, crossdockHandleSetAlignment(handle_, shape.alignment));
 }
 
 std::vector<ElasticArrivals> ElasticHandle::arrivals() const {
