@@ -179,7 +179,6 @@ class Session {
     void choose_place(Struct& whole);
     void use_routing();
     void unpack_routing(const crossdockRoutingSent_t& sent, uint32_t words, uint32_t rank_experts);
-    void expand_rows(const crossdockRoutingReceived_t& routing);
 
     static constexpr int kMaxSteps = 48;
     static constexpr size_t kWindowBytes = 32768;

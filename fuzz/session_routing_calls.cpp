@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routing counts, packed routing there and back, and rows by expert: arrays are as long as the structs say, numbers
-// nearly right or wrong in ways that ask for no longer ones.
-#include <algorithm>
+// Routing counts, and packed routing there and back: arrays are as long as the structs say, numbers nearly right or
+// wrong in ways that ask for no longer ones.
 #include <deque>
 
 #include "fuzz/session.h"
@@ -123,73 +122,7 @@ void Session::unpack_routing(const crossdockRoutingSent_t& sent, uint32_t words,
     routing.whole.num_ranks = 1 + input_.below(4);
     routing.whole.rank_ends = input_.below(2) == 0 ? nullptr : arrays.make<int32_t>(routing.whole.num_ranks);
     routing.whole.rank_numbers = input_.or_edge(1 + input_.below(8));
-    const ncclResult_t result = crossdockUnpackRouting(break_struct(routing), nullptr);
-    expect(result, "crossdockUnpackRouting");
-    if (result == ncclSuccess) expand_rows(routing.whole);
-}
-
-void Session::expand_rows(const crossdockRoutingReceived_t& routing) {
-    Arrays arrays;
-    const uint64_t rows = routing.num_rows, pairs = rows * routing.num_topk, most = input_.below(200);
-    Padded<crossdockRowPlaces_t> places;
-    choose_place(places.whole);
-    places.whole.ids = routing.ids;
-    places.whole.num_rows = rows;
-    places.whole.num_expanded = most;
-    places.whole.num_topk = routing.num_topk;
-    places.whole.num_experts = routing.rank_experts;
-    auto* const counts = arrays.make<int32_t>(routing.rank_experts);
-    std::copy_n(routing.counts, routing.rank_experts, counts);
-    if (input_.rarely()) counts[0] = static_cast<int32_t>(input_.or_edge(0));  // others than occur
-    places.whole.counts = counts;
-    places.whole.alignment = input_.rarely() ? input_.or_edge(1) : 1 + input_.below(8);
-    places.whole.places = arrays.make<int32_t>(pairs);
-    places.whole.more_places = input_.below(2) == 0 ? nullptr : arrays.make<int32_t>(pairs);
-    places.whole.more_stride = routing.num_topk;
-    places.whole.sources = arrays.make<int32_t>(most);
-    const ncclResult_t result = crossdockPlaceRows(break_struct(places), nullptr);
-    expect(result, "crossdockPlaceRows");
-    if (result != ncclSuccess) return;
-
-    const uint32_t hidden = 1 + input_.below(40);
-    const bool has_weights = input_.below(2) == 0;
-    Padded<crossdockExpandedRows_t> expanded;
-    expanded.whole.device = -1;
-    expanded.whole.zeros_in_gaps = static_cast<int>(input_.or_edge(input_.below(2)));
-    expanded.whole.places = places.whole.places;
-    expanded.whole.sources = places.whole.sources;
-    expanded.whole.num_rows = rows;
-    expanded.whole.num_expanded = most;
-    expanded.whole.num_topk = routing.num_topk;
-    expanded.whole.row_bytes = uint64_t{2} * hidden;
-    expanded.whole.rows = arrays.make<uint16_t>(rows * hidden, 0x3f);
-    auto* const by_expert = arrays.make<uint16_t>(most * hidden);
-    expanded.whole.expanded_rows = input_.rarely() ? nullptr : by_expert;
-    const uint32_t num_scales = input_.below(4);
-    expanded.whole.num_scales = num_scales;
-    expanded.whole.scales = num_scales == 0 ? nullptr : arrays.make<uint32_t>(rows * num_scales);
-    expanded.whole.scale_strides[0] = num_scales;
-    expanded.whole.scale_strides[1] = 1;
-    expanded.whole.expanded_scales = num_scales == 0 ? nullptr : arrays.make<uint32_t>(most * num_scales);
-    expanded.whole.expanded_scale_strides[0] = 1;
-    expanded.whole.expanded_scale_strides[1] = static_cast<int64_t>(most);
-    expanded.whole.weights = has_weights ? arrays.make<float>(pairs) : nullptr;
-    expanded.whole.expanded_weights = has_weights ? arrays.make<float>(most) : nullptr;
-    expect(crossdockExpandRows(break_struct(expanded), nullptr), "crossdockExpandRows");
-
-    Padded<crossdockReducedRows_t> reduced;
-    reduced.whole.device = -1;
-    reduced.whole.sum_type = input_.rarely() ? static_cast<ncclDataType_t>(input_.byte()) : ncclFloat32;
-    reduced.whole.places = places.whole.places;
-    reduced.whole.num_rows = rows;
-    reduced.whole.num_expanded = most;
-    reduced.whole.num_topk = routing.num_topk;
-    reduced.whole.hidden = hidden;
-    reduced.whole.rows = by_expert;
-    reduced.whole.sums = arrays.make<float>(rows * hidden);
-    reduced.whole.weights = expanded.whole.expanded_weights;
-    reduced.whole.pair_weights = has_weights ? arrays.make<float>(pairs) : nullptr;
-    expect(crossdockReduceRows(break_struct(reduced), nullptr), "crossdockReduceRows");
+    expect(crossdockUnpackRouting(break_struct(routing), nullptr), "crossdockUnpackRouting");
 }
 
 }  // namespace crossdock::fuzz

@@ -24,7 +24,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "crossdock/rows_by_expert.h"
 #include "nccl_ep.h"
 
 #ifdef __cplusplus
@@ -481,6 +480,7 @@ typedef struct {
     int32_t* per_node;       /* out [R / node_ranks]: of the node; or NULL */
     int32_t* per_expert;     /* out [E]: choices */
     uint8_t* is_in_rank;     /* out [T, R]: 1 for a token with an expert of the rank, else 0 */
+    int distinct;            /* 1: per_expert counts an expert that a token names twice once */
 } crossdockRoutingCounts_t;
 
 /* InvalidArgument: NULL where an array is needed, numbers that do not divide each other, a type or device that is not

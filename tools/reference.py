@@ -13,8 +13,8 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-HEADERS = ["nccl_ep.h", "nccl_ep/ep_enums.h", "nccl_ep/common.hpp", "crossdock.h", "crossdock/rows_by_expert.h",
-           "crossdock/error.hpp", "crossdock/communicator.hpp", "crossdock/tensor.hpp", "crossdock/group.hpp"]
+HEADERS = ["nccl_ep.h", "nccl_ep/ep_enums.h", "nccl_ep/common.hpp", "crossdock.h", "crossdock/error.hpp",
+           "crossdock/communicator.hpp", "crossdock/tensor.hpp", "crossdock/group.hpp"]
 SECTION = re.compile(r"^-{3,} *(.+?) *-{3,}$")
 
 # Guards, includes and the extern "C" frame say nothing to a reader.

@@ -51,6 +51,9 @@ class CallArrays {
     // The same of a torch tensor whose last two dimensions lie the other way round in memory.
     ncclEpTensor_t* add_transposed(nanobind::handle object, const char* name, Access access);
 
+    // The same of an array that the caller has described; it may have strides, which are the caller's business.
+    ncclEpTensor_t* add_described(Array array, const char* name) { return add_array(std::move(array), name); }
+
     ncclEpDispatchInputs_t dispatch_inputs(nanobind::handle inputs);
     ncclEpDispatchOutputs_t dispatch_outputs(nanobind::handle outputs);
     ncclEpCombineInputs_t combine_inputs(nanobind::handle inputs);

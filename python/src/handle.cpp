@@ -95,6 +95,13 @@ void Handle::set_tag(unsigned int tag) {
     tag_ = tag;
 }
 
+void Handle::set_alignment(unsigned int alignment) {
+    expect_open();
+    if (alignment == alignment_) return;
+    check(crossdockHandleSetAlignment(handle_, alignment));
+    alignment_ = alignment;
+}
+
 void Handle::set_sms(unsigned int num_sms) {
     expect_open();
     if (num_sms == sms_) return;
@@ -240,6 +247,8 @@ N rows of a high-throughput receive array.)")
         .def("set_sums", &Handle::set_sums, "sums"_a, "How low-latency expert-major combines sum from now on.")
         .def("set_tag", &Handle::set_tag, "tag"_a,
              "High throughput: a number, 0..1023, that must be the same on all ranks in the next operations.")
+        .def("set_alignment", &Handle::set_alignment, "alignment"_a,
+             "High throughput, expert-major: an expert's rows begin at multiples of so many, from the next update on.")
         .def("set_sms", &Handle::set_sms, "num_sms"_a,
              "High throughput: at most so many SMs for each operation from now on, the same on all ranks; 0: what the "
              "group's settings say.")

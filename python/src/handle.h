@@ -24,6 +24,7 @@ class Handle {
     void complete_on(cudaStream_t stream);
     void set_sums(crossdockSums_t sums);
     void set_tag(unsigned int tag);
+    void set_alignment(unsigned int alignment);
     void set_sms(unsigned int num_sms);
     nanobind::tuple sms() const;
     void rebind(nanobind::handle topk_idx);
@@ -71,6 +72,7 @@ class Handle {
     std::vector<Array> memory_, routing_, dispatched_, combined_;
     bool is_pending_ = false;
     unsigned int tag_ = 0;
+    unsigned int alignment_ = ~0u;  // not set yet
     unsigned int sms_ = 0;
     int device_ = -1;  // of the arrays of the latest operation, for the stream that completes it
     cudaStream_t stream_ = nullptr;

@@ -6,6 +6,7 @@
 #include "communicator.h"
 #include "configs.h"
 #include "deep_ep_calls.h"
+#include "elastic.h"
 #include "error.h"
 #include "forms.h"
 #include "group.h"
@@ -44,6 +45,7 @@ NB_MODULE(_core, module) {
     bind_torch_views(module);
     bind_turns(module);
     bind_deep_ep_calls(module);
+    bind_elastic(module);
     bind_row_routes(module);
     bind_routing(module);
     bind_streams(module);

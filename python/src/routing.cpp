@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -180,7 +179,7 @@ void set_ids(Struct& arguments, const Strided& ids) {
 }
 
 nb::object count_routing(nb::handle topk_idx, int64_t node_size, nb::handle per_rank, nb::handle per_node,
-                         nb::handle per_expert, nb::handle is_in_rank) {
+                         nb::handle per_expert, nb::handle is_in_rank, bool distinct) {
     Strided ids;
     if (!ids_from(topk_idx, ids)) return nb::none();
     const Tensors tensors(ids.device);
@@ -195,6 +194,7 @@ nb::object count_routing(nb::handle topk_idx, int64_t node_size, nb::handle per_
     counts.per_node = tensors.dense<int32_t>(per_node, "per_node", num_ranks / std::max<int64_t>(node_size, 1));
     counts.per_expert = tensors.dense<int32_t>(per_expert, "per_expert", num_experts);
     counts.is_in_rank = tensors.dense<uint8_t>(is_in_rank, "is_in_rank", ids.shape[0] * num_ranks);
+    counts.distinct = distinct ? 1 : 0;
     const int64_t largest = largest_of(ids);
     if (largest < num_experts) run(&crossdockCountRouting, counts);
     return nb::int_(largest);
@@ -311,109 +311,6 @@ void unpack_routing(nb::handle words, int64_t num_rows, nb::handle received, int
     run(&crossdockUnpackRouting, routing);
 }
 
-// A dense [rows, columns] of such elements.
-Strided dense_table(nb::handle tensor, const char* name, std::optional<ncclDataType_t> type) {
-    Strided found;
-    const bool fits = strided_from(tensor, found) && found.num_dimensions == 2 && found.is_dense();
-    if (!fits || (type && found.type != type)) {
-        refuse(tensor, name,
-               std::string("a dense tensor of two dimensions") +
-                   (type ? std::string(" of ") + name_of_datatype(*type) : ""));
-    }
-    return found;
-}
-
-// N and K are those of the table; M rows by expert.
-template <class Struct>
-void set_sizes(Struct& arguments, const Strided& table, int64_t num_expanded) {
-    arguments.num_rows = static_cast<uint64_t>(table.shape[0]);
-    arguments.num_topk = static_cast<unsigned int>(table.shape[1]);
-    arguments.num_expanded = static_cast<uint64_t>(num_expanded);
-}
-
-void place_rows(nb::handle ids, nb::handle counts, int64_t alignment, nb::handle places, nb::handle sources,
-                nb::handle metadata) {
-    const Strided chosen = dense_table(ids, "ids", std::nullopt);
-    if (!chosen.are_ids()) refuse(ids, "ids", "a tensor of int32 or int64");
-    const Tensors tensors(chosen.device);
-    auto made = begin_struct<crossdockRowPlaces_t>(chosen.device);
-    set_sizes(made, chosen, tensors.strided(sources, "sources", sizeof(int32_t)).size());
-    made.ids = chosen.data;
-    made.id_type = *chosen.type;
-    made.num_experts = static_cast<unsigned int>(tensors.strided(counts, "counts", sizeof(int32_t)).size());
-    made.counts = tensors.dense<int32_t>(counts, "counts", made.num_experts);
-    made.alignment = number_from(alignment, "alignment");
-    made.places = tensors.dense<int32_t>(places, "places", chosen.size());
-    made.sources = tensors.dense<int32_t>(sources, "sources", static_cast<int64_t>(made.num_expanded));
-    if (!metadata.is_none()) {
-        made.more_stride = chosen.shape[1] + 2;
-        auto* columns = tensors.dense<int32_t>(metadata, "metadata", chosen.shape[0] * made.more_stride);
-        made.more_places = columns == nullptr ? nullptr : columns + 2;
-    }
-    run(&crossdockPlaceRows, made);
-}
-
-void expand_rows(nb::handle places, nb::handle sources, nb::handle rows, nb::handle expanded, nb::handle scales,
-                 nb::handle expanded_scales, nb::handle weights, nb::handle expanded_weights, bool zeros_in_gaps) {
-    const Strided placed = dense_table(places, "places", ncclInt32);
-    const Strided from = dense_table(rows, "rows", std::nullopt);
-    const Strided to = dense_table(expanded, "expanded", std::nullopt);
-    const int64_t num_expanded = to.shape[0];
-    if (from.shape[0] != placed.shape[0] || to.shape[1] != from.shape[1] || to.item_bytes != from.item_bytes ||
-        from.device != placed.device || to.device != placed.device) {
-        refuse(rows, "rows",
-               std::string("[") + std::to_string(placed.shape[0]) +
-                   ", H] where expanded is [M, H] of the same type, here " + shown_tensor(expanded) +
-                   ", on the device of places");
-    }
-    const Tensors tensors(placed.device);
-    auto made = begin_struct<crossdockExpandedRows_t>(placed.device);
-    set_sizes(made, placed, num_expanded);
-    made.places = static_cast<const int32_t*>(placed.data);
-    made.sources = tensors.dense<int32_t>(sources, "sources", num_expanded);
-    made.zeros_in_gaps = zeros_in_gaps ? 1 : 0;
-    made.row_bytes = static_cast<uint64_t>(from.shape[1] * from.item_bytes);
-    made.rows = from.data;
-    made.expanded_rows = to.data;
-    if (!scales.is_none()) {
-        const Strided by_rank = tensors.table(scales, "scales", sizeof(uint32_t), from.shape[0]);
-        const Strided by_expert = tensors.table(expanded_scales, "expanded_scales", sizeof(uint32_t), num_expanded);
-        if (by_rank.shape[1] != by_expert.shape[1])
-            refuse(expanded_scales, "expanded_scales", std::to_string(by_rank.shape[1]) + " columns, as scales has");
-        made.num_scales = static_cast<unsigned int>(by_rank.shape[1]);
-        made.scales = static_cast<const uint32_t*>(by_rank.data);
-        made.expanded_scales = static_cast<uint32_t*>(by_expert.data);
-        std::copy_n(by_rank.strides, 2, made.scale_strides);
-        std::copy_n(by_expert.strides, 2, made.expanded_scale_strides);
-    }
-    made.weights = tensors.dense<float>(weights, "weights", placed.size());
-    made.expanded_weights = tensors.dense<float>(expanded_weights, "expanded_weights", num_expanded);
-    run(&crossdockExpandRows, made);
-}
-
-void reduce_rows(nb::handle places, nb::handle rows, nb::handle sums, nb::handle weights, nb::handle pair_weights) {
-    const Strided placed = dense_table(places, "places", ncclInt32);
-    const Strided from = dense_table(rows, "rows", ncclBfloat16);
-    const Strided to = dense_table(sums, "sums", std::nullopt);
-    if (to.shape[0] != placed.shape[0] || to.shape[1] != from.shape[1] || from.device != placed.device ||
-        to.device != placed.device || !to.type) {
-        refuse(sums, "sums",
-               std::string("[") + std::to_string(placed.shape[0]) + ", H] where rows is [M, H], here " +
-                   shown_tensor(rows) + ", on the device of places");
-    }
-    const Tensors tensors(placed.device);
-    auto made = begin_struct<crossdockReducedRows_t>(placed.device);
-    set_sizes(made, placed, from.shape[0]);
-    made.places = static_cast<const int32_t*>(placed.data);
-    made.hidden = static_cast<unsigned int>(from.shape[1]);
-    made.sum_type = *to.type;
-    made.rows = from.data;
-    made.sums = to.data;
-    made.weights = tensors.dense<float>(weights, "weights", from.shape[0]);
-    made.pair_weights = tensors.dense<float>(pair_weights, "pair_weights", placed.size());
-    run(&crossdockReduceRows, made);
-}
-
 }  // namespace
 
 void bind_routing(nb::module_& module) {
@@ -431,11 +328,12 @@ void bind_routing(nb::module_& module) {
                "Sums over parts, each bytes of int32, of num columns from first on.");
     module.def(
         "count_routing", &count_routing, "topk_idx"_a, "node_size"_a, "per_rank"_a, "per_node"_a.none(), "per_expert"_a,
-        "is_in_rank"_a,
+        "is_in_rank"_a, "distinct"_a = false,
         nb::sig("def count_routing(topk_idx: object, node_size: int, per_rank: object, per_node: object, "
-                "per_expert: object, is_in_rank: object) -> int | None"),
+                "per_expert: object, is_in_rank: object, distinct: bool = False) -> int | None"),
         "crossdockCountRouting: fills dense tensors of torch, per_rank [R] and per_node [R / node_size], or None, "
-        "int32, per_expert [E] int32, is_in_rank [T, R] bool. Returns largest_id, and has counted nothing if that is "
+        "int32, per_expert [E] int32, is_in_rank [T, R] bool. distinct: per_expert counts a token once. Returns "
+        "largest_id, and has counted nothing if that is "
         "none of an expert or None.");
     module.def("pack_routing", &pack_routing, "words"_a, "first_number"_a, "topk_idx"_a.none(), "weights"_a.none(),
                "scales"_a.none(), "targets"_a.none(), "rank_experts"_a, "is_in_rank"_a.none(), "zeros"_a.none(),
@@ -454,23 +352,6 @@ void bind_routing(nb::module_& module) {
                        "rank_ends: object = None, rank_numbers: int = 0) -> None"),
                "crossdockUnpackRouting: fills the tensors that are not None. received: a number, or an int32 tensor of "
                "one element.");
-    module.def("place_rows", &place_rows, "ids"_a, "counts"_a, "alignment"_a, "places"_a, "sources"_a,
-               "metadata"_a.none() = nb::none(),
-               nb::sig("def place_rows(ids: object, counts: object, alignment: int, places: object, sources: object, "
-                       "metadata: object = None) -> None"),
-               "crossdockPlaceRows: of ids [N, K] fills places [N, K] and sources [M], int32, and the columns from 2 "
-               "on of metadata [N, K + 2] int32.");
-    module.def("expand_rows", &expand_rows, "places"_a, "sources"_a, "rows"_a, "expanded"_a, "scales"_a.none(),
-               "expanded_scales"_a.none(), "weights"_a.none(), "expanded_weights"_a.none(), "zeros_in_gaps"_a,
-               nb::sig("def expand_rows(places: object, sources: object, rows: object, expanded: object, scales: "
-                       "object, expanded_scales: object, weights: object, expanded_weights: object, zeros_in_gaps: "
-                       "bool) -> None"),
-               "crossdockExpandRows: rows [N, H] of any type to expanded [M, H], scales [N, S] of 4 bytes and weights "
-               "[N, K] fp32 likewise.");
-    module.def("reduce_rows", &reduce_rows, "places"_a, "rows"_a, "sums"_a, "weights"_a.none(), "pair_weights"_a.none(),
-               nb::sig("def reduce_rows(places: object, rows: object, sums: object, weights: object, pair_weights: "
-                       "object) -> None"),
-               "crossdockReduceRows: rows [M, H] bf16 to sums [N, H] fp32 or bf16, weights [M] fp32 to [N, K].");
 }
 
 }  // namespace crossdock::python

@@ -72,6 +72,11 @@ class Problem:
         ids = self.received(rank)[1]
         return torch.stack([(ids == expert).sum() for expert in range(self.local)])
 
+    def tokens(self, rank: int) -> Any:
+        """Of each local expert; a token that names it twice counts once."""
+        ids = self.received(rank)[1]
+        return torch.stack([(ids == expert).any(dim=1).sum() for expert in range(self.local)])
+
 
 def arguments_of(layout: tuple[Any, ...]) -> dict[str, Any]:
     names = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank")

@@ -27,7 +27,6 @@ import crossdock as ep
 import crossdock.deep_ep as deep_ep
 from crossdock._core import dispatch_rows, unpack_routing
 from crossdock.deep_ep import layout
-from crossdock.deep_ep.expand import Expansion
 from crossdock.deep_ep.packed_routing import PackedRouting
 from crossdock.deep_ep.utils.math import calc_diff, per_token_cast_back, per_token_cast_to_fp8
 
@@ -306,12 +305,19 @@ def elastic(rank: int, size: int) -> dict[str, float]:
             assert calc_diff(result, x.float() * times) < 1e-5
             assert torch.equal(back, torch.where(ids >= 0, weights, 0))
         found[f"elastic pair, expanded {expand}, graph, us"] = period_us(graph)
-    rows, _, _, handle, _ = buffer.dispatch(x, ids, weights, num_experts=problem.num_experts, num_sms=6)
-    own, sums = handle._state.route.lease.handle, buffer.combine(rows, handle)[0]
+    # More tokens than small batches have, whose operations take all SMs.
+    large = {"num_experts": problem.num_experts, "num_max_tokens_per_rank": 600}
+    rows, _, _, handle, _ = buffer.dispatch(x, ids, weights, do_cpu_sync=False, num_sms=6, **large)
+    own, sums = handle._lease.handle, buffer.combine(rows, handle)[0]
     assert handle.num_sms == 6 and own.sms[1:] == (6, 6)
+    num = int(handle.psum_num_recv_tokens_per_scaleup_rank[-1])
     again = buffer.dispatch(x, handle=handle, num_sms=2)[0]
-    assert own.sms[1] == 2 and torch.equal(again, rows) and torch.equal(buffer.combine(rows, handle)[0], sums)
-    rows, _, _, handle, _ = buffer.dispatch(x, ids, weights, num_experts=problem.num_experts)
+    assert own.sms[1] == 2 and torch.equal(again[:num], rows[:num])
+    assert torch.equal(buffer.combine(rows, handle)[0], sums)
+    # The same bits as a small batch.
+    few, _, _, small, _ = buffer.dispatch(x, ids, weights, num_experts=problem.num_experts)
+    assert torch.equal(few, rows[:num]) and torch.equal(buffer.combine(few, small)[0], sums)
+    rows, handle = few, small
     assert handle.num_sms == buffer.get_theoretical_num_sms(problem.num_experts, 8)
     fresh = partial(buffer.dispatch, x, ids, weights, num_experts=problem.num_experts)
     found["elastic dispatch, fresh, host, us"] = host_us(fresh)
@@ -325,14 +331,12 @@ def elastic(rank: int, size: int) -> dict[str, float]:
 
 
 def routing(rank: int, size: int) -> dict[str, float]:
-    """Counts, packed routing and rows by expert are those of the CPU, which other tests check; times of whole calls."""
+    """Counts and packed routing are those of the CPU, which other tests check; times of whole calls."""
     random = torch.Generator().manual_seed(rank)
     for tokens, topk, num_experts, num_ranks in ((0, 2, 8, 4), (1, 1, 4, 4), (777, 8, 96, 8), (4096, 9, 256, 64)):
         ids = torch.randint(-2, num_experts, (topk, tokens), generator=random).t()
         local, zeros = num_experts // num_ranks, num_experts // num_ranks + 1
         weights, scales = torch.rand(tokens, topk), torch.rand(5, tokens).t()
-        tables = [torch.randn(tokens, hidden).bfloat16() for hidden in (264, 6, 7)]
-        places = local * 16 + tokens * topk // num_ranks
         for dtype in (torch.int64, torch.int32):
             found = []
             for device in ("cpu", "cuda"):
@@ -356,15 +360,6 @@ def routing(rank: int, size: int) -> dict[str, float]:
                 assert counts.per_node is not None
                 outs += [counting[:local], counts.per_rank, counts.per_node, counts.per_expert, counts.is_in_rank]
                 outs += [*sent[0], sent[1].targets]
-                expansion = Expansion.of(own_ids, counting[:local], 16, places, sources)
-                outs += [expansion.places, expansion.sources]
-                # Behind the last expert's zone no row is written.
-                filled = int((counting[:local] + -counting[:local] % 16).sum())
-                for table, column_major in zip(tables, (False, True, False), strict=True):
-                    spread = expansion.spread(on(table), own_scales, own_weights, True, column_major)
-                    outs += [part[:filled] for part in spread if part is not None]
-                    for kind in (torch.float32, torch.bfloat16):
-                        outs += [part for part in expansion.add_up(spread[0], spread[2], kind) if part is not None]
                 found.append([out.cpu() for out in outs])
             for place, (host, device_made) in enumerate(zip(*found, strict=True)):
                 assert torch.equal(host, device_made), f"{place} of {tokens} tokens, {dtype}"
@@ -373,19 +368,10 @@ def routing(rank: int, size: int) -> dict[str, float]:
     pack = partial(PackedRouting.of, x, ids, weights, None, 0, 64, None, counting)
     words, kept = pack().words, torch.empty_like(ids)
     unpack = partial(unpack_routing, words, 4096, 4096, 8, True, 0, 64, kept, None, weights, True, None, None)
-    unpack()
-    own, rows = kept.int(), torch.randn(4096, 7168, device="cuda").bfloat16()
-    each = torch.bincount(kept[kept >= 0], minlength=64).int()
-    place_all = partial(Expansion.of, own, each, 128, int((each + -each % 128).sum()))
-    placed = place_all()
-    by_expert = placed.spread(rows, None, weights, False)[0]
     kernels: dict[str, Callable[[], Any]] = {
         "count": lambda: layout.counts_of(ids, 64 * size, size),
         "pack": pack,
         "unpack": unpack,
-        "place": place_all,
-        "expand": lambda: placed.spread(rows, None, weights, False),
-        "reduce": lambda: placed.add_up(by_expert, None, torch.bfloat16),
     }
     return {f"{name}, graph, us": period_us(captured(kernel)[0]) for name, kernel in kernels.items()}
 

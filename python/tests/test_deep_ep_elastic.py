@@ -14,7 +14,7 @@ from deep_ep_checks import Problem  # noqa: E402
 
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
-from crossdock.deep_ep.row_exchange import RowExchange  # noqa: E402
+from crossdock.deep_ep import elastic_groups  # noqa: E402
 from crossdock.deep_ep.utils.math import per_token_cast_back, per_token_cast_to_fp8  # noqa: E402
 
 RANKS = 3
@@ -63,7 +63,7 @@ def test_rows_by_rank(alignment: int, do_cpu_sync: bool) -> None:
             assert (event.event is not None) == copies
             assert (handle.topk_idx.data_ptr() == ids.data_ptr()) == (not copies or len(x) == 0)
             rows, local_ids, _, sources, tokens = problem.received(rank)
-            num, counts = len(rows), problem.counts(rank)
+            num, counts = len(rows), problem.tokens(rank)
             assert received.shape == (num if do_cpu_sync else RANKS * 64, 256)
             assert torch.equal(received[:num], rows) and torch.equal(found_ids[:num], local_ids)
             assert (found_ids[num:] == -1).all()
@@ -87,7 +87,7 @@ def test_rows_by_rank(alignment: int, do_cpu_sync: bool) -> None:
                 sums, returned, _ = buffer.combine(received, handle, topk_weights=found_weights, bias=tuple(biases))
                 assert torch.equal(sums, reference_sum([x.float() * times], biases))
                 assert torch.equal(returned, torch.where(ids >= 0, weights, 0))
-        assert torch.equal(statistics, 2 * problem.counts(rank).int())
+        assert torch.equal(statistics, 2 * problem.tokens(rank).int())
         buffer.destroy()
         buffer.destroy()
 
@@ -240,10 +240,7 @@ def test_overlapped_calls_keep_what_handles_hold() -> None:
         for do_expand in (False, True):
             fresh = {"num_experts": problem.num_experts, "do_expand": do_expand, **overlapped}
             rows, _, weights, handle, _ = buffer.dispatch(problem.x[0], problem.ids[0], problem.weights[0], **fresh)
-            state = handle._state
-            read = {state.local_ids, handle.num_unaligned_recv_tokens_per_expert}
-            if do_expand:
-                read |= {state.expansion.places, state.expansion.sources}
+            read = {handle._lease.topk_idx}
             made = {value for value in vars(handle).values() if isinstance(value, torch.Tensor)}
             assert len(made) == 5 and {tensor.data_ptr() for tensor in read | made} <= kept[1]
             buffer.combine(rows, handle, weights, **overlapped)
@@ -307,14 +304,19 @@ def test_num_sms(expand: bool, prefers_overlap: bool, monkeypatch: pytest.Monkey
     # Of a fresh dispatch: the argument, or the theoretical number, which is lower for overlap; of others: the argument,
     # or the handle's.
     seen: list[int] = []
-    limit = RowExchange.limit
-    spy = staticmethod(lambda lease, sms: (seen.append(sms), limit(lease, sms)))
-    monkeypatch.setattr(RowExchange, "limit", spy)
+    for name, place in (("elastic_dispatch", 8), ("elastic_dispatch_again", 5), ("elastic_combine", 5)):
+
+        def spy(*arguments: Any, call: Any = getattr(elastic_groups, name), place: int = place) -> Any:
+            seen.append(arguments[place])
+            return call(*arguments)
+
+        monkeypatch.setattr(elastic_groups, name, spy)
 
     def program(comm: ep.Communicator) -> None:
         problem = Problem(1, [30], experts_per_rank=4)
         x, ids, weights = problem.x[0], problem.ids[0], problem.weights[0]
-        buffer = buffer_of(comm, num_max_tokens_per_rank=32, prefer_overlap_with_compute=prefers_overlap)
+        # More tokens than a low-latency group has, whose operations take all SMs.
+        buffer = buffer_of(comm, num_max_tokens_per_rank=600, prefer_overlap_with_compute=prefers_overlap)
         usual = buffer.get_theoretical_num_sms(num_experts=problem.num_experts, num_topk=3)
         assert usual == (24 if prefers_overlap else 32)
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// crossdock.h: routing counts, packed routing, and rows by expert.
+// crossdock.h: routing counts and packed routing.
 #include "core/routing.h"
 
 #include "core/boundary.h"
@@ -22,16 +22,4 @@ ncclResult_t crossdockPackLabels(const crossdockLabelsSent_t* routing, cudaStrea
 
 ncclResult_t crossdockUnpackLabels(const crossdockLabelsReceived_t* routing, cudaStream_t stream) {
     return crossdockUnpackRouting(routing, stream);
-}
-
-ncclResult_t crossdockPlaceRows(const crossdockRowPlaces_t* places, cudaStream_t stream) {
-    return crossdock::boundary([&] { crossdock::place_rows(places, stream); });
-}
-
-ncclResult_t crossdockExpandRows(const crossdockExpandedRows_t* rows, cudaStream_t stream) {
-    return crossdock::boundary([&] { crossdock::expand_rows(rows, stream); });
-}
-
-ncclResult_t crossdockReduceRows(const crossdockReducedRows_t* rows, cudaStream_t stream) {
-    return crossdock::boundary([&] { crossdock::reduce_rows(rows, stream); });
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/routing.h"
 
+#include <cstddef>
 #include <cstdint>
 
 #include "core/structs.h"
@@ -43,24 +44,12 @@ void expect_within(uint64_t value, uint64_t least, uint64_t most, const char* na
             most);
 }
 
-void expect_pairs(uint64_t num_rows, unsigned int num_topk, uint64_t num_expanded) {
-    expect_within(num_topk, 0, kMostTopk, "num_topk");
-    expect_within(num_rows, 0, INT32_MAX / (num_topk == 0 ? 1U : num_topk), "num_rows");
-    expect_within(num_expanded, 0, INT32_MAX, "num_expanded");
-}
-
-// Two arrays that belong together: both or neither.
-void expect_both(const void* array, const void* other, bool are_needed, const char* name, const char* other_name) {
-    expect_array(array, are_needed && other != nullptr, name);
-    expect_array(other, are_needed && array != nullptr, other_name);
-}
-
 void expect_words(unsigned int num_words, uint64_t least) { expect_within(num_words, least, kMostWords, "num_words"); }
 
 }  // namespace
 
 void count_routing(const crossdockRoutingCounts_t* caller, cudaStream_t stream) {
-    const auto c = mandatory_struct(caller, sizeof(crossdockRoutingCounts_t), "counts");
+    const auto c = mandatory_struct(caller, offsetof(crossdockRoutingCounts_t, distinct), "counts");
     expect_device(c.device);
     expect_id_type(c.id_type);
     expect_within(c.num_topk, 0, kMostTopk, "num_topk");
@@ -74,6 +63,7 @@ void count_routing(const crossdockRoutingCounts_t* caller, cudaStream_t stream) 
     expect_array(c.per_rank, true, "per_rank");
     expect_array(c.per_expert, true, "per_expert");
     expect_array(c.is_in_rank, c.num_tokens > 0, "is_in_rank");
+    expect_within(static_cast<unsigned int>(c.distinct), 0, 1, "distinct");
     launch<CountRouting>(c, stream);
 }
 
@@ -112,55 +102,6 @@ void unpack_routing(const crossdockRoutingReceived_t* caller, cudaStream_t strea
         expect_array(l.ends, true, "ends");
     }
     launch<UnpackRouting>(l, stream);
-}
-
-void place_rows(const crossdockRowPlaces_t* caller, cudaStream_t stream) {
-    const auto p = mandatory_struct(caller, sizeof(crossdockRowPlaces_t), "places");
-    expect_device(p.device);
-    expect_id_type(p.id_type);
-    expect_pairs(p.num_rows, p.num_topk, p.num_expanded);
-    expect_within(p.num_experts, 1, kMostCounters, "num_experts");
-    expect_within(p.alignment, 1, INT32_MAX, "alignment");
-    const bool are_pairs = p.num_rows > 0 && p.num_topk > 0;
-    expect_ids(p.ids, p.id_type, are_pairs, "ids");
-    expect_array(p.counts, true, "counts");
-    expect_array(p.places, are_pairs, "places");
-    expect_array(p.sources, p.num_expanded > 0, "sources");
-    launch<PlaceRows>(p, stream);
-}
-
-void expand_rows(const crossdockExpandedRows_t* caller, cudaStream_t stream) {
-    const auto r = mandatory_struct(caller, sizeof(crossdockExpandedRows_t), "rows");
-    expect_device(r.device);
-    expect_pairs(r.num_rows, r.num_topk, r.num_expanded);
-    expect_within(r.row_bytes, 0, INT32_MAX, "row_bytes");
-    const bool are_rows = r.num_expanded > 0;
-    const bool are_pairs = r.num_rows > 0 && r.num_topk > 0;
-    expect_array(r.places, are_pairs, "places");
-    expect_array(r.sources, are_rows && r.zeros_in_gaps != 0, "sources");
-    expect_array(r.rows, are_pairs && r.row_bytes > 0, "rows");
-    expect_array(r.expanded_rows, are_rows && r.row_bytes > 0, "expanded_rows");
-    const bool are_both = are_rows && are_pairs;
-    expect_both(r.scales, r.expanded_scales, are_both && r.num_scales > 0, "scales", "expanded_scales");
-    expect_both(r.weights, r.expanded_weights, are_both, "weights", "expanded_weights");
-    launch<ExpandRows>(r, stream);
-}
-
-void reduce_rows(const crossdockReducedRows_t* caller, cudaStream_t stream) {
-    const auto r = mandatory_struct(caller, sizeof(crossdockReducedRows_t), "rows");
-    expect_device(r.device);
-    require(r.sum_type == ncclFloat32 || r.sum_type == ncclBfloat16, ncclInvalidArgument,
-            "sum_type is {}, allowed: ncclFloat32 ({}), ncclBfloat16 ({})", static_cast<int>(r.sum_type),
-            static_cast<int>(ncclFloat32), static_cast<int>(ncclBfloat16));
-    expect_pairs(r.num_rows, r.num_topk, r.num_expanded);
-    expect_within(r.hidden, 0, (1U << 30) - 1, "hidden");
-    const bool are_pairs = r.num_rows > 0 && r.num_topk > 0;
-    const bool are_both = are_pairs && r.num_expanded > 0;
-    expect_array(r.places, are_pairs, "places");
-    expect_array(r.rows, are_both && r.hidden > 0, "rows");
-    expect_array(r.sums, r.num_rows > 0 && r.hidden > 0, "sums");
-    expect_both(r.weights, r.pair_weights, are_both, "weights", "pair_weights");
-    launch<ReduceRows>(r, stream);
 }
 
 }  // namespace crossdock

@@ -51,8 +51,5 @@ template struct OnGpu<A2sgdApplyKernel, Peers::kLsa>;
 template struct OnGpu<CountRouting, Peers::kLsa>;
 template struct OnGpu<PackRouting, Peers::kLsa>;
 template struct OnGpu<UnpackRouting, Peers::kLsa>;
-template struct OnGpu<PlaceRows, Peers::kLsa>;
-template struct OnGpu<ExpandRows, Peers::kLsa>;
-template struct OnGpu<ReduceRows, Peers::kLsa>;
 
 }  // namespace crossdock

@@ -12,7 +12,7 @@ from crossdock._core import Communicator, Forms, no_event
 from crossdock.copies import Shared
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.config import align
-from crossdock.deep_ep.elastic_dispatch import Call, Elastic, EPHandle, state_of
+from crossdock.deep_ep.elastic_dispatch import Call, Elastic, EPHandle
 from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.events import EventHandle, EventOverlap
 from crossdock.deep_ep.layout import INT32_MAX, describe
@@ -37,10 +37,10 @@ class Runtime:
     def __init__(self, group: Any, rounds_between: bool) -> None:
         self.ranks = Ranks(group, None, ELASTIC_BUFFER, rounds_between)
         self.turns = Turns()
-        self.elastic = Elastic(self.ranks)
+        self.elastic = Elastic(self.ranks, rounds_between)
 
     def close(self) -> None:
-        self.elastic.exchange.close()
+        self.elastic.close()
         self.ranks.close()
 
 
@@ -213,19 +213,20 @@ class ElasticBuffer(Shared):
         if num_sms != 0:
             layout.check_count("num_sms", num_sms, 0, most=INT32_MAX)
         require(not do_zero_padding or do_expand, "do_zero_padding is True and do_expand False, allowed: both True")
+        is_bare = previous_event is None and previous_event_before_epilogue is None and not async_with_compute_stream
+        key = num_experts, num_max_tokens_per_rank, self.num_max_tokens_per_rank, expert_alignment, num_sms, do_expand
+        if is_bare and handle is None and do_cpu_sync is False:
+            options = bool(do_handle_copy), bool(do_zero_padding), bool(use_tma_aligned_col_major_sf)
+            tensors = x, topk_idx, topk_weights, cumulative_local_expert_recv_stats
+            made = runtime.elastic.dispatch_known(*tensors, options, *key)
+            if made is not None:
+                return *made, no_event()
         events = previous_event, previous_event_before_epilogue
         has_event = async_with_compute_stream or events != (None, None)
         is_alone = not has_event or not (
             overlaps(previous_event, async_with_compute_stream) or _delays_epilogue(previous_event_before_epilogue)
         )
         statistics = cumulative_local_expert_recv_stats
-        if handle is not None and is_alone and topk_weights is None and statistics is None:
-            is_bare = topk_idx is None and num_experts is None and expert_alignment is None
-            if not is_bare or do_cpu_sync or do_expand or type(handle) is not EPHandle or handle.do_expand:
-                self._check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, bool(do_expand))
-            again = runtime.elastic.rows_again(x, handle, num_sms)
-            if again is not None:
-                return *again, None, handle, no_event()
         do_expand, do_zero_padding = bool(do_expand), bool(do_zero_padding)
         tokens = Tokens.of(x)
         call = Call(
@@ -239,7 +240,7 @@ class ElasticBuffer(Shared):
         if handle is not None:
             self._check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, do_expand)
             self._check_routing(handle.topk_idx, topk_weights, tokens, call.statistics, handle.num_experts)
-            state_of(handle, runtime.elastic.exchange)
+            runtime.elastic.lease_of(handle)
             known, also_read = handle, handle.read_again()
 
             def work() -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
@@ -269,8 +270,12 @@ class ElasticBuffer(Shared):
             sms = num_sms or self.get_theoretical_num_sms(experts, topk_idx.shape[1])
 
             def work() -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
-                kept = ids.clone() if do_handle_copy else ids
-                return runtime.elastic.dispatch(call, ids, kept, experts, most, alignment, sms, is_exact)
+                made, fresh = runtime.elastic.dispatch(
+                    call, ids, bool(do_handle_copy), experts, most, alignment, sms, is_exact
+                )
+                if fresh is not None:
+                    runtime.elastic.keep(fresh, x, ids, topk_weights, statistics, *key)
+                return made
 
         if is_alone:
             return *work(), EventOverlap()
@@ -376,22 +381,16 @@ class ElasticBuffer(Shared):
         runtime = self._open()
         if num_sms != 0:
             layout.check_count("num_sms", num_sms, 0, most=INT32_MAX)
-        events = previous_event, previous_event_before_epilogue
-        has_event = async_with_compute_stream or events != (None, None)
-        if topk_weights is None and bias is None and not has_event:
-            plain = runtime.elastic.sums_again(x, handle, num_sms)
-            if plain is not None:
-                return plain, None, no_event()
-        biases, rounds = biases_of(bias), self.allow_multiple_reduction
+        biases = biases_of(bias)
         layout.check_tensor("x", x)
         if not (
             overlaps(previous_event, async_with_compute_stream) or _delays_epilogue(previous_event_before_epilogue)
         ):
-            return *runtime.elastic.combine(x, handle, topk_weights, biases, rounds, num_sms), EventOverlap()
-        state_of(handle, runtime.elastic.exchange)
+            return *runtime.elastic.combine(x, handle, topk_weights, biases, num_sms), EventOverlap()
+        runtime.elastic.lease_of(handle)
         result, event = runtime.turns.run(
             x.device,
-            lambda: runtime.elastic.combine(x, handle, topk_weights, biases, rounds, num_sms),
+            lambda: runtime.elastic.combine(x, handle, topk_weights, biases, num_sms),
             [x, topk_weights, *biases, *handle.read_again()],
             lambda made: made,
             previous_event,

@@ -4,25 +4,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from crossdock._core import CopyMaker, unpack_routing
+from crossdock._core import ElasticLease
 from crossdock.copies import Uncopied
-from crossdock.deep_ep import layout, tags
+from crossdock.deep_ep import layout
 from crossdock.deep_ep.agreement import WITH_SYNC, WITHOUT_SYNC, Agreement, number_of_type
 from crossdock.deep_ep.config import align
+from crossdock.deep_ep.elastic_groups import ElasticGroups, Kind
 from crossdock.deep_ep.errors import require, require_state
-from crossdock.deep_ep.expand import Expansion
-from crossdock.deep_ep.packed_routing import MOST_TARGETS, PackedRouting, num_words
 from crossdock.deep_ep.layout import INT32_MAX, check_memory, check_tensor, describe
-from crossdock.deep_ep.makers import maker_of, makers_of
-from crossdock.deep_ep.normal import Tokens, add_up_with, check_bias
+from crossdock.deep_ep.normal import Tokens, check_bias
 from crossdock.deep_ep.ranks import Ranks
-from crossdock.deep_ep.row_exchange import Route, RowExchange
-from crossdock.deep_ep.scales import empty_scales
+from crossdock.deep_ep.rows import CARRIED_TYPES, UNIT, padded_bytes
 from crossdock.errors import RemoteError
+
+Received = tuple[Any, torch.Tensor | None, torch.Tensor | None]  # recv_x, recv_topk_idx, recv_topk_weights
 
 
 @dataclass
@@ -46,7 +45,7 @@ class EPHandle(Uncopied):
     num_expanded_tokens: int
     token_metadata_at_forward: torch.Tensor | None = None
     channel_linked_list: torch.Tensor | None = None
-    _state: Any = field(default=None, repr=False)
+    _lease: Any = field(default=None, repr=False)  # the library's own state, independent of the handle's tensors
 
     def __copy__(self) -> EPHandle:
         return replace(self)
@@ -58,10 +57,7 @@ class EPHandle(Uncopied):
 
     def read_again(self) -> list[torch.Tensor]:
         """Tensors that combines and cached dispatches read."""
-        state: State = self._state
-        expansion = state.expansion
-        placed = [] if expansion is None else [expansion.places, expansion.sources]
-        return [state.local_ids, self.num_unaligned_recv_tokens_per_expert, *placed]
+        return [self._lease.topk_idx]
 
     def tensors(self) -> list[torch.Tensor]:
         return [
@@ -69,28 +65,9 @@ class EPHandle(Uncopied):
             self.topk_idx,
             self.psum_num_recv_tokens_per_scaleup_rank,
             self.psum_num_recv_tokens_per_expert,
+            self.num_unaligned_recv_tokens_per_expert,
             self.recv_src_metadata,
         ]
-
-
-@dataclass(slots=True)
-class State:
-    """The library's own state, independent of the handle's tensors."""
-
-    route: Route
-    local_ids: torch.Tensor  # [N, K], -1 for experts of other ranks; int32 with an expansion
-    expansion: Expansion | None
-    copy_of_local_ids: CopyMaker  # callers overwrite theirs
-
-
-def state_of(handle: Any, owner: RowExchange) -> State:
-    state = getattr(handle, "_state", None)
-    if not (isinstance(handle, EPHandle) and isinstance(state, State)):
-        kind = type(handle).__name__
-        require(False, f"handle is of type {kind}, expected one that a dispatch returned")
-    assert isinstance(state, State)
-    require_state(state.route.owner is owner, "handle is of another buffer: pass it to the buffer that dispatched")
-    return state
 
 
 @dataclass(slots=True)
@@ -105,47 +82,96 @@ class Call:
     column_major_scales: bool
 
 
-class Elastic:
-    """The operations of one ElasticBuffer."""
+class Fresh(NamedTuple):
+    """What follows from the form of a dispatch without CPU sync."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    plan: Any
+    do_expand: bool
+    num_experts: int
+    alignment: int
+    max_tokens: int
+    num_sms: int
+    num_tokens: int  # that may come
+    num_expanded: int
+
+    def outputs(self, sent: tuple[Any, ...], aligned: list[int]) -> tuple[Any, ...]:
+        """What dispatch returns of what the library has made."""
+        rows, sf, ids, weights, lease, kept, sources, rank_ends, counts, ends = sent
+        handle = EPHandle(
+            self.do_expand,
+            self.num_experts,
+            self.alignment,
+            self.max_tokens,
+            self.num_sms,
+            kept,
+            aligned,
+            rank_ends,
+            ends,
+            counts,
+            sources,
+            self.num_tokens,
+            self.num_expanded,
+            None,
+            None,
+            lease,
+        )
+        return rows if sf is None else (rows, sf), ids, weights, handle
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_expanded if self.do_expand else self.num_tokens
+
+
+class Elastic:
+    """The operations of one ElasticBuffer. rounds_between: its allow_multiple_reduction."""
+
+    def __init__(self, ranks: Ranks, rounds_between: bool) -> None:
         self.ranks = ranks
-        self.exchange = RowExchange(ranks)
+        self.groups = ElasticGroups(ranks)
+        self.rounds_between = rounds_between
+        self._forms: set[tuple[int, ...]] = set()  # of calls without CPU sync that ranks have compared
+
+    def close(self) -> None:
+        """Collective."""
+        self.groups.close()
+
+    def lease_of(self, handle: Any) -> ElasticLease:
+        lease = getattr(handle, "_lease", None)
+        if not (isinstance(handle, EPHandle) and isinstance(lease, ElasticLease)):
+            kind = type(handle).__name__
+            require(False, f"handle is of type {kind}, expected one that a dispatch returned")
+        assert isinstance(lease, ElasticLease)
+        require_state(self.groups.owns(lease), "handle is of another buffer: pass it to the buffer that dispatched")
+        return lease
 
     def dispatch(
         self,
         call: Call,
         topk_idx: torch.Tensor,
-        kept_topk_idx: torch.Tensor,
+        copies_topk_idx: bool,
         num_experts: int,
         max_tokens: int,
         alignment: int,
         num_sms: int,
         is_exact: bool,
-    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
-        """A fresh dispatch. is_exact: as many output rows as arrive; otherwise as many as could."""
+    ) -> tuple[tuple[Any, ...], Fresh | None]:
+        """A fresh dispatch. is_exact: as many output rows as arrive; otherwise as many as could.
+
+        Also returns what to keep for dispatch_known.
+        """
         x, scales = call.tokens
-        ranks, topk, num_scales, weights = self.ranks, topk_idx.shape[1], call.tokens.num_scales, call.topk_weights
-        row_bytes, local = x.shape[1] * x.element_size(), num_experts // ranks.size
-        aligned: list[int] = []
-        is_in_rank, tag = None, 0
+        ranks, topk = self.ranks, topk_idx.shape[1]
+        local, aligned = num_experts // ranks.size, []
         if is_exact:
-            counted = layout.counts_of(topk_idx, num_experts, ranks.size)
-            is_in_rank = counted.is_in_rank
+            counted = layout.counts_of(topk_idx, num_experts, ranks.size, distinct=True)
             same = self._same(WITH_SYNC, call, num_experts, topk, 0)
             agreed = Agreement(ranks, same, x.shape[0], max_tokens, (counted.per_rank, counted.per_expert))
             max_tokens, most_tokens = max(agreed.most_rows, agreed.most_tokens), agreed.most_tokens
-            budget, expected = 0, agreed.rows_here()
-            aligned = agreed.expert_counts_here(alignment)
+            num_tokens, aligned = agreed.rows_here(), agreed.expert_counts_here(alignment)
         else:
-            tag = self._agree_once(x.is_cpu, self._same(WITHOUT_SYNC, call, num_experts, topk, max_tokens))
-            budget, expected, most_tokens = ranks.size * max_tokens, None, max_tokens
-        if topk <= min(ranks.size, MOST_TARGETS):
-            is_in_rank = None
-        elif is_in_rank is None:
-            is_in_rank = layout.counts_of(topk_idx, num_experts, ranks.size).is_in_rank
-
-        make, num_expanded = makers_of(x.device), 0
+            self._agree_once(x.is_cpu, self._same(WITHOUT_SYNC, call, num_experts, topk, max_tokens))
+            most_tokens, num_tokens = max_tokens, ranks.size * max_tokens
+        num_expanded = 0
         if call.do_expand:
             # What all ranks know, so that all refuse.
             most = ranks.size * most_tokens * min(topk, local) + (alignment - 1) * local
@@ -156,70 +182,74 @@ class Elastic:
                 ),
             )
             num_expanded = sum(aligned) if is_exact else align(most, alignment)
-        counting, first = make.int32(local + 1), ranks.rank * max_tokens
-        routing = PackedRouting.of(x, topk_idx, weights, scales, first, local, is_in_rank, counting)
-        words = num_words(topk, num_scales)
-        route = self.exchange.route(routing.targets, most_tokens, row_bytes, words, budget, expected, num_sms, tag)
-        values, came = self.exchange.send(route, x, routing.words)
-
-        num_rows = route.num_rows
-        make_ids = make.int32 if call.do_expand else maker_of(topk_idx.dtype, x.device)
-        local_ids, ids = make_ids(num_rows, topk), None if call.do_expand else make_ids(num_rows, topk)
-        sources, ends, rank_ends = make.int32(num_rows, topk + 2), make.int32(local), make.int32(ranks.size)
-        came_weights = None if weights is None else make.float32(num_rows, topk)
-        came_scales = None if scales is None else maker_of(scales.dtype, x.device)(num_rows, num_scales)
-        unpack_routing(
-            came,
-            num_rows,
-            route.received,
+        kind = Kind(
+            x.device,
+            num_experts,
             topk,
-            weights is not None,
-            ranks.rank * local,
-            local,
-            local_ids,
-            ids,
-            came_weights,
-            False,
-            None,
-            came_scales,
-            sources,
-            counting,
-            ends,
+            most_tokens,
+            self._row_bytes(call),
             call.do_expand,
+            0 if is_exact else num_expanded if call.do_expand else num_tokens,
             alignment,
-            rank_ends,
-            max(1, max_tokens),
+            max_tokens,
         )
-        counts = counting[:local]
-        if call.do_expand and x.is_cpu:
-            there = int(ends[-1])
-            require(
-                there <= num_expanded,
-                lambda: (
-                    f"topk_idx repeats experts in rows: {there} rows by expert come, allowed without CPU sync: "
-                    f"{num_expanded}"
-                ),
-            )
-        expansion = None
-        if call.do_expand:
-            expansion = Expansion.of(local_ids, counts, alignment, num_expanded, sources)
-        handle = EPHandle(
-            do_expand=call.do_expand,
-            num_experts=num_experts,
-            expert_alignment=alignment,
-            num_max_tokens_per_rank=max_tokens,
-            num_sms=num_sms,
-            topk_idx=kept_topk_idx,
-            num_recv_tokens_per_expert_list=aligned,
-            psum_num_recv_tokens_per_scaleup_rank=rank_ends,
-            psum_num_recv_tokens_per_expert=ends,
-            num_unaligned_recv_tokens_per_expert=counts,
-            recv_src_metadata=sources,
-            num_recv_tokens=num_rows,
-            num_expanded_tokens=num_expanded,
-            _state=State(route, local_ids, expansion, CopyMaker(local_ids)),
+        fresh = Fresh(
+            self.groups.plan(kind),
+            call.do_expand,
+            num_experts,
+            alignment,
+            max_tokens,
+            num_sms,
+            num_tokens,
+            num_expanded,
         )
-        return self._outputs(call, handle, values, ids, came_weights, came_scales)
+        sent = self.groups.dispatch(
+            fresh.plan,
+            x,
+            scales,
+            topk_idx,
+            call.topk_weights,
+            call.statistics,
+            fresh.num_rows,
+            num_tokens,
+            num_sms,
+            copies_topk_idx,
+            call.do_zero_padding,
+            call.column_major_scales,
+        )
+        is_plain = x.dtype in CARRIED_TYPES and x.shape[1] * x.element_size() % UNIT == 0 and topk_idx.is_contiguous()
+        has_plain_weights = call.topk_weights is None or call.topk_weights.is_contiguous()
+        is_known = not is_exact and not x.is_cpu and is_plain and has_plain_weights
+        return fresh.outputs(sent, aligned), fresh if is_known else None
+
+    def dispatch_known(
+        self, x: Any, topk_idx: Any, weights: Any, statistics: Any, options: tuple[bool, bool, bool], *key: Any
+    ) -> tuple[Any, ...] | None:
+        """A fresh dispatch without CPU sync on GPUs whose form is known; None: take the general path.
+
+        options: do_handle_copy, do_zero_padding, use_tma_aligned_col_major_sf; key: what else forms are known by.
+        """
+        values, scales = x if type(x) is tuple and len(x) == 2 else (x, None)
+        known: Fresh | None = self.groups.dispatches.find(values, scales, topk_idx, weights, statistics, *key)
+        if known is None:
+            return None
+        num_rows, num_tokens, num_sms = known.num_rows, known.num_tokens, known.num_sms
+        arguments = known.plan, values, scales, topk_idx, weights, statistics, num_rows, num_tokens, num_sms, *options
+        return known.outputs(self.groups.dispatch_known(*arguments), [])
+
+    def keep(self, fresh: Fresh, x: Any, *key: Any) -> None:
+        """For dispatch_known. key: from topk_idx on, without the options."""
+        values, scales = x if type(x) is tuple and len(x) == 2 else (x, None)
+        self.groups.dispatches.keep(fresh, values, scales, *key)
+
+    def _row_bytes(self, call: Call) -> int:
+        """Of rows and scales that go, and of the bf16 rows that return: as fp32 where a rank must not round its sums."""
+        x = call.tokens.values
+        there = padded_bytes(x.shape[1] * x.element_size()) + align(4 * call.tokens.num_scales, UNIT)
+        return max(there, padded_bytes((4 if self._sums_fp32(call.do_expand) else 2) * x.shape[1]))
+
+    def _sums_fp32(self, do_expand: bool) -> bool:
+        return do_expand and not self.rounds_between
 
     @staticmethod
     def _same(kind: int, call: Call, num_experts: int, topk: int, max_tokens: int) -> tuple[int, ...]:
@@ -229,75 +259,36 @@ class Elastic:
         num_scales, is_gpu = call.tokens.num_scales, int(not x.is_cpu)
         return kind, num_experts, topk, row, types[0], num_scales, types[1], is_gpu, has_weights, max_tokens
 
-    def _agree_once(self, is_cpu: bool, same: tuple[int, ...]) -> int:
-        """Ranks compare their calls without CPU sync: on GPUs, where such calls wait for no rank, only at first.
-
-        Returns the tag of such calls, which kernels compare; it is the same on all ranks, as they compare forms in the
-        same order.
-        """
-        forms = self.exchange.forms
-        tag = forms.get(same)
-        if is_cpu or tag is None:
-            try:
-                Agreement(self.ranks, same, 0, 0, None)
-            except RemoteError as error:
-                message = f"{error}; the first call without CPU sync of a form is compared with those of all ranks"
-                raise RemoteError(message) from error
-        if tag is None:
-            tag = forms[same] = len(forms) % tags.MOST + 1
-        return tag
-
-    def _route_by_rank(self, handle: Any) -> Route | None:
-        """Of a handle without an expansion; None: take the general path."""
-        state = getattr(handle, "_state", None)
-        return state.route if type(state) is State and state.expansion is None else None
-
-    def rows_again(self, x: Any, handle: EPHandle, num_sms: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Rows of x along a handle by rank, and their local ids. None: x needs a conversion, take the general path."""
-        route = self._route_by_rank(handle)
-        rows = None if route is None else self.exchange.send_plain(route, x, num_sms or handle.num_sms)
-        return None if rows is None else (rows, handle._state.copy_of_local_ids())
-
-    def sums_again(self, x: Any, handle: EPHandle, num_sms: int) -> torch.Tensor | None:
-        """The sums of rows along a handle by rank. None: x needs a conversion, take the general path."""
-        route = self._route_by_rank(handle)
-        if route is None or getattr(x, "dtype", None) is not torch.bfloat16:
-            return None
-        sums: torch.Tensor | None = self.exchange.add_up_plain(route, x, num_sms or handle.num_sms)
-        return sums
+    def _agree_once(self, is_cpu: bool, same: tuple[int, ...]) -> None:
+        """Ranks compare their calls without CPU sync: on GPUs, where such calls wait for no rank, only at first."""
+        if not is_cpu and same in self._forms:
+            return
+        try:
+            Agreement(self.ranks, same, 0, 0, None)
+        except RemoteError as error:
+            message = f"{error}; the first call without CPU sync of a form is compared with those of all ranks"
+            raise RemoteError(message) from error
+        self._forms.add(same)
 
     def dispatch_again(
         self, call: Call, handle: EPHandle, num_sms: int
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
-        state = state_of(handle, self.exchange)
-        num_tokens, expected = call.tokens.values.shape[0], state.route.num_tokens
-        if num_tokens != expected:
-            message = f"x has {num_tokens} rows, expected those of the dispatch that made the handle: {expected}"
+        lease = self.lease_of(handle)
+        (x, scales), expected = call.tokens, lease.num_tokens
+        if x.shape[0] != expected:
+            message = f"x has {x.shape[0]} rows, expected those of the dispatch that made the handle: {expected}"
             require(False, message)
-        x, scales = call.tokens
-        self.exchange.limit(state.route.lease, num_sms or handle.num_sms)
-        values, (scales, weights) = self.exchange.send_again(state.route, x, scales, call.topk_weights)
-        ids = None if state.expansion is not None else state.copy_of_local_ids()
-        return self._outputs(call, handle, values, ids, weights, scales)
-
-    def _outputs(
-        self,
-        call: Call,
-        handle: EPHandle,
-        values: torch.Tensor,
-        ids: torch.Tensor | None,
-        weights: torch.Tensor | None,
-        scales: torch.Tensor | None,
-    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
-        """The received rows in the form that the call asks for."""
-        expansion, column_major = handle._state.expansion, call.column_major_scales
-        if call.statistics is not None:
-            call.statistics.add_(handle.num_unaligned_recv_tokens_per_expert)
-        if expansion is not None:
-            values, scales, weights = expansion.spread(values, scales, weights, call.do_zero_padding, column_major)
-        elif scales is not None and column_major:
-            scales = empty_scales(scales, scales.shape[0], True).copy_(scales)
-        return values if scales is None else (values, scales), ids, weights, handle
+        rows, sf, ids, weights = self.groups.send_again(
+            lease,
+            x,
+            scales,
+            call.topk_weights,
+            call.statistics,
+            num_sms or handle.num_sms,
+            call.do_zero_padding,
+            call.column_major_scales,
+        )
+        return rows if sf is None else (rows, sf), ids, weights, handle
 
     def combine(
         self,
@@ -305,17 +296,15 @@ class Elastic:
         handle: EPHandle,
         topk_weights: torch.Tensor | None,
         biases: list[torch.Tensor],
-        rounds_between: bool,
         num_sms: int,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """rounds_between: sums over a rank's experts may be rounded before they travel. num_sms 0: the handle's."""
-        state = state_of(handle, self.exchange)
-        route, expansion = state.route, state.expansion
-        if topk_weights is None and not biases:
-            plain = self.sums_again(x, handle, num_sms)
-            if plain is not None:
-                return plain, None
-        num_rows = handle.num_expanded_tokens if expansion is not None else route.num_rows
+        """num_sms 0: the handle's."""
+        lease = self.lease_of(handle)
+        if topk_weights is None and not biases and not self._sums_fp32(handle.do_expand):
+            sums = self.groups.add_up_known(lease, x, num_sms or handle.num_sms)
+            if sums is not None:
+                return sums
+        num_rows = lease.num_rows
         fits = isinstance(x, torch.Tensor) and x.dim() == 2 and x.shape[0] == num_rows and x.shape[1] >= 1
         require(
             fits and x.dtype == torch.bfloat16 and x.is_contiguous(),
@@ -323,29 +312,19 @@ class Elastic:
                 f"x is {describe(x)}, expected a contiguous [{num_rows}, ..] of torch.bfloat16, the rows of dispatch"
             ),
         )
-        check_memory("x", x, route.total.device)
+        check_memory("x", x, lease.topk_idx.device)
         for bias in biases:
-            check_bias(bias, route, x)
+            check_bias(bias, lease.num_tokens, x)
         if topk_weights is not None:
             check_tensor("topk_weights", topk_weights)
             check_memory("topk_weights", topk_weights, x.device)
-            _check_weights(topk_weights, (num_rows, state.local_ids.shape[1]) if expansion is None else (num_rows,))
-        self.exchange.limit(route.lease, num_sms or handle.num_sms)
-        rows, weights, tag = x, None, 0 if topk_weights is None else tags.WEIGHTS
-        if expansion is not None:
-            given = None if topk_weights is None else topk_weights.contiguous()
-            rows, weights = expansion.add_up(x, given, torch.bfloat16 if rounds_between else torch.float32)
-        elif topk_weights is not None:
-            weights = torch.where(state.local_ids >= 0, topk_weights, 0.0)
-        if weights is not None:
-            weights = self.exchange.add_up(route, weights, tag)
-        if rows.dtype != torch.bfloat16 and not biases:
-            return self.exchange.add_up(route, rows, tag).to(torch.bfloat16), weights
-        return add_up_with(self.exchange, route, rows, biases, tag).to(torch.bfloat16), weights
-
-
-def _check_weights(topk_weights: torch.Tensor, shape: tuple[int, ...]) -> None:
-    require(
-        tuple(topk_weights.shape) == shape and topk_weights.dtype == torch.float32,
-        lambda: f"topk_weights is {describe(topk_weights)}, expected {list(shape)} of torch.float32",
-    )
+            shape = (num_rows,) if handle.do_expand else (num_rows, lease.topk_idx.shape[1])
+            require(
+                tuple(topk_weights.shape) == shape and topk_weights.dtype == torch.float32,
+                lambda: f"topk_weights is {describe(topk_weights)}, expected {list(shape)} of torch.float32",
+            )
+        sms = num_sms or handle.num_sms
+        if not self._sums_fp32(handle.do_expand):
+            return self.groups.add_up(lease, x, topk_weights, biases, sms)
+        sums, weights = self.groups.add_up(lease, x.float(), topk_weights, [bias.float() for bias in biases], sms)
+        return sums.to(x.dtype), weights

@@ -36,6 +36,8 @@ class PooledGroup:
         self.is_cpu = self.group.is_cpu
         self.is_closed = False
         self._layout = layout
+        self.row_bytes: int = fields["max_token_bytes"]
+        self.owner: Any = None
         # By top-k: of eager calls, and of captured ones.
         self._free: dict[int, list[Handle]] = {}
         self._free_captured: dict[int, list[Handle]] = {}

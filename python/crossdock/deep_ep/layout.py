@@ -107,13 +107,18 @@ class Counts(NamedTuple):
     is_in_rank: torch.Tensor  # [T, R] bool, whether a token is for a rank
 
 
-def counts_of(topk_idx: torch.Tensor, num_experts: int, num_ranks: int, num_nodes: int = 1) -> Counts:
-    """The form of topk_idx is checked; on CPUs its values are checked here."""
+def counts_of(
+    topk_idx: torch.Tensor, num_experts: int, num_ranks: int, num_nodes: int = 1, distinct: bool = False
+) -> Counts:
+    """The form of topk_idx is checked; on CPUs its values are checked here.
+
+    distinct: an expert counts a token that names it twice once.
+    """
     make = makers_of(topk_idx.device)
     per_rank, per_expert = make.int32(num_ranks), make.int32(num_experts)
     per_node = make.int32(num_nodes) if num_nodes > 1 else None
     is_in_rank = make.bool(topk_idx.shape[0], num_ranks)
-    largest = count_routing(topk_idx, num_ranks // num_nodes, per_rank, per_node, per_expert, is_in_rank)
+    largest = count_routing(topk_idx, num_ranks // num_nodes, per_rank, per_node, per_expert, is_in_rank, distinct)
     if largest is None:
         require(False, f"topk_idx is on device {topk_idx.device}, allowed: cpu, cuda")
     assert largest is not None

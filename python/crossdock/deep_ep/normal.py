@@ -217,7 +217,7 @@ class Normal:
                 return plain, None
         check_rows(x, route, "x", SUM_TYPES)
         for bias in biases:
-            check_bias(bias, route, x)
+            check_bias(bias, route.num_tokens, x)
         if topk_weights is not None:
             check_rows(topk_weights, route, "topk_weights", (torch.float32,))
         self.exchange.limit(route.lease, sms)
@@ -255,10 +255,10 @@ def biases_of(bias: Any) -> list[torch.Tensor]:
     return biases
 
 
-def check_bias(bias: torch.Tensor, route: Route, x: torch.Tensor) -> None:
+def check_bias(bias: torch.Tensor, num_tokens: int, x: torch.Tensor) -> None:
     require(
-        tuple(bias.shape) == (route.num_tokens, x.shape[1]) and bias.dtype == x.dtype,
-        lambda: f"bias is {describe(bias)}, expected {[route.num_tokens, x.shape[1]]} of {x.dtype}",
+        tuple(bias.shape) == (num_tokens, x.shape[1]) and bias.dtype == x.dtype,
+        lambda: f"bias is {describe(bias)}, expected {[num_tokens, x.shape[1]]} of {x.dtype}",
     )
     check_memory("bias", bias, x.device)
 

@@ -50,7 +50,7 @@ struct FirstCounts {
 // Choices of a token that are loaded at once.
 constexpr uint32_t kIdsAtOnce = 8;
 
-// Calls use(id) for the choices of a token.
+// Calls use(id, k) for the choices of a token.
 template <typename Use>
 CROSSDOCK_DEVICE void for_each_choice(const crossdockRoutingCounts_t& c, int64_t token, const Use& use) {
     CROSSDOCK_ROLLED
@@ -62,17 +62,26 @@ CROSSDOCK_DEVICE void for_each_choice(const crossdockRoutingCounts_t& c, int64_t
             ids[i] = k < c.num_topk ? load_id(c.topk_idx, c.id_type, token * c.token_stride + k * c.choice_stride) : -1;
         }
         CROSSDOCK_UNROLL
-        for (uint32_t i = 0; i < kIdsAtOnce; ++i) use(ids[i]);
+        for (uint32_t i = 0; i < kIdsAtOnce; ++i) use(ids[i], first + i);
     }
 }
 
 CROSSDOCK_DEVICE bool is_for_node(const crossdockRoutingCounts_t& c, int64_t token, uint32_t node) {
     const int64_t node_experts = int64_t{c.num_experts / c.num_ranks} * c.node_ranks;
     bool is_for = false;
-    for_each_choice(c, token, [&](int64_t id) {
+    for_each_choice(c, token, [&](int64_t id, uint32_t) {
         is_for = is_for || (id >= node * node_experts && id < (node + 1) * node_experts);
     });
     return is_for;
+}
+
+// Whether an earlier choice of the token than k names the expert, too.
+CROSSDOCK_DEVICE bool repeats(const crossdockRoutingCounts_t& c, int64_t token, uint32_t k, int64_t id) {
+    bool found = false;
+    CROSSDOCK_ROLLED
+    for (uint32_t i = 0; i < k; ++i)
+        found = found || load_id(c.topk_idx, c.id_type, token * c.token_stride + i * c.choice_stride) == id;
+    return found;
 }
 
 CROSSDOCK_DEVICE void count_token(const Ctx& ctx, const crossdockRoutingCounts_t& c, const RoutingSlice& slice,
@@ -82,10 +91,10 @@ CROSSDOCK_DEVICE void count_token(const Ctx& ctx, const crossdockRoutingCounts_t
     for (uint32_t rank = 1; rank < slice.num_ranks; ++rank) ranks[rank] = 0;
     const uint32_t rank_experts = c.num_experts / c.num_ranks;
     bool is_for_first = false;
-    for_each_choice(c, token, [&](int64_t id) {
+    for_each_choice(c, token, [&](int64_t id, uint32_t k) {
         const uint64_t own = static_cast<uint64_t>(id) - slice.first_expert;  // at least num_experts if it is not here
         if (own >= slice.num_experts) return;
-        ctx.add_shared(&counters.experts[own], 1);
+        if (c.distinct == 0 || !repeats(c, token, k, id)) ctx.add_shared(&counters.experts[own], 1);
         const uint32_t rank = static_cast<uint32_t>(own) / rank_experts;
         is_for_first = is_for_first || rank == 0;
         if (rank > 0) ranks[rank] = 1;

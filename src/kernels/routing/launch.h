@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of routing counts, packed routing, and rows by expert. They access no other rank, and run on the GPU of
-// their arguments or on the calling thread.
+// The kernels of routing counts and packed routing. They access no other rank, and run on the GPU of their arguments or
+// on the calling thread.
 #pragma once
 
 #include "crossdock.h"
@@ -23,24 +23,6 @@ struct PackRouting {
 struct UnpackRouting {
     using Args = crossdockRoutingReceived_t;
     static constexpr const char* kName = "unpack routing";
-    static LaunchShape shape(const Args& args);
-};
-
-struct PlaceRows {
-    using Args = crossdockRowPlaces_t;
-    static constexpr const char* kName = "place rows";
-    static LaunchShape shape(const Args& args);
-};
-
-struct ExpandRows {
-    using Args = crossdockExpandedRows_t;
-    static constexpr const char* kName = "expand rows";
-    static LaunchShape shape(const Args& args);
-};
-
-struct ReduceRows {
-    using Args = crossdockReducedRows_t;
-    static constexpr const char* kName = "reduce rows";
     static LaunchShape shape(const Args& args);
 };
 

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "elastic.h"
+
+#include <algorithm>
+
+#include "collected.h"
+#include "configs.h"
+#include "handle.h"
+#include "stream.h"
+#include "torch_view.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace crossdock::python {
+namespace {
+
+// A tensor of two dimensions.
+struct View {
+    void* data;
+    int64_t sizes[2], strides[2];
+    int device;  // -1: the host
+
+    static View of(nb::handle tensor) {
+        nb::dlpack::dltensor found;
+        if (view_torch(tensor, found) && found.ndim == 2) {
+            View view{found.data, {found.shape[0], found.shape[1]}, {found.shape[1], 1}, -1};
+            if (found.strides != nullptr) std::copy_n(found.strides, 2, view.strides);
+            if (is_on_cuda(found)) view.device = found.device.device_id;
+            return view;
+        }
+        const auto number = [&](nb::handle tuple, int at) { return nb::cast<int64_t>(tuple[at]); };
+        const nb::object sizes = tensor.attr("shape"), strides = tensor.attr("stride")();
+        const bool is_host = nb::cast<bool>(tensor.attr("is_cpu"));
+        return {torch_address(tensor),
+                {number(sizes, 0), number(sizes, 1)},
+                {number(strides, 0), number(strides, 1)},
+                is_host ? -1 : nb::cast<int>(tensor.attr("get_device")())};
+    }
+};
+
+// What torch calls a type, and a tensor that makes others of it.
+struct Kind {
+    nb::object dtype;
+    nb::object like;
+    int device;  // -1: the host
+
+    static Kind of(nb::handle tensor, int device) { return {tensor.attr("dtype"), nb::borrow(tensor), device}; }
+    nb::object make(int64_t rows) const {
+        return new_tensor(nb::make_tuple(rows), nb::make_tuple(1), dtype, like, device);
+    }
+    nb::object make(int64_t rows, int64_t columns) const {
+        return new_tensor(nb::make_tuple(rows, columns), nb::make_tuple(columns > 0 ? columns : 1, 1), dtype, like,
+                          device);
+    }
+    // Columns lie behind each other, at multiples of 16 bytes of 4-byte elements.
+    nb::object make_by_column(int64_t rows, int64_t columns) const {
+        const int64_t stride = (rows + 3) / 4 * 4;
+        const nb::object whole = make(columns, stride);
+        return whole.attr("as_strided")(nb::make_tuple(rows, columns), nb::make_tuple(1, stride > 0 ? stride : 1));
+    }
+};
+
+// Adds scales of any strides.
+ncclEpTensor_t* add_scales(CallArrays& arrays, nb::handle scales, const char* name, int64_t (&strides)[2]) {
+    if (scales.is_none()) return nullptr;
+    const View view = View::of(scales);
+    std::copy_n(view.strides, 2, strides);
+    Array array;
+    array.set_memory(view.data, ncclInt32, view.device < 0 ? Place::kHost : Place::kCuda, view.device, true);
+    const size_t sizes[] = {static_cast<size_t>(view.sizes[0]), static_cast<size_t>(view.sizes[1])};
+    array.set_shape(sizes, 2);
+    array.keep(scales);
+    return arrays.add_described(std::move(array), name);
+}
+
+// The outputs of a dispatch that differ from call to call along one routing.
+struct Received {
+    nb::object rows, scales = nb::none(), ids = nb::none(), weights = nb::none();
+};
+
+struct DispatchCall {
+    const ElasticPlan& plan;
+    nb::handle x, scales, topk_weights, statistics;
+    bool zero_padding, column_major;
+
+    Received make_outputs(int64_t num_rows, nb::handle topk_idx, int device) const {
+        Received made{Kind::of(x, device).make(num_rows, View::of(x).sizes[1])};
+        if (!scales.is_none()) {
+            const Kind kind = Kind::of(scales, device);
+            const int64_t columns = View::of(scales).sizes[1];
+            made.scales = column_major ? kind.make_by_column(num_rows, columns) : kind.make(num_rows, columns);
+        }
+        if (!plan.by_expert) made.ids = Kind::of(topk_idx, device).make(num_rows, plan.num_topk);
+        if (!topk_weights.is_none()) {
+            const Kind kind = Kind::of(topk_weights, device);
+            made.weights = plan.by_expert ? kind.make(num_rows) : kind.make(num_rows, plan.num_topk);
+        }
+        return made;
+    }
+    void describe(CallArrays& arrays, const Received& received, crossdockElasticDispatch_t& call) const {
+        call.tokens = arrays.add_rows(x, "x", Access::kRead, std::nullopt);
+        call.scales = add_scales(arrays, scales, "the tensor of scales", call.scale_strides);
+        call.topk_weights = arrays.add_known(topk_weights, "topk_weights", Access::kRead);
+        call.alignment = plan.alignment;
+        call.origin_stride = plan.origin_stride;
+        call.zero_padding = zero_padding ? 1 : 0;
+        call.out_tokens = arrays.add_rows(received.rows, "recv_x", Access::kWrite, std::nullopt);
+        call.out_scales = add_scales(arrays, received.scales, "recv_sf", call.out_scale_strides);
+        call.out_topk_idx = arrays.add_known(received.ids, "recv_topk_idx", Access::kWrite);
+        call.out_topk_weights = arrays.add_known(received.weights, "recv_topk_weights", Access::kWrite);
+        call.statistics = arrays.add_known(statistics, "cumulative_local_expert_recv_stats", Access::kWrite);
+    }
+};
+
+// Fills the lease's handle and the list that it goes back to.
+void take_handle(const ElasticPlan& plan, ElasticLease& lease, bool is_captured) {
+    const Py_ssize_t num = PyList_GET_SIZE(plan.free.ptr());
+    if (num > 0 && !is_captured) {
+        lease.taken = nb::borrow(PyList_GET_ITEM(plan.free.ptr(), num - 1));
+        lease.free = plan.free;
+        if (PyList_SetSlice(plan.free.ptr(), num - 1, num, nullptr) != 0) nb::raise_python_error();
+        return;
+    }
+    const auto found = nb::cast<nb::tuple>(plan.pool.attr("take")(plan.num_topk));
+    lease.taken = found[0];
+    lease.free = found[1];
+}
+
+nb::object dispatch(nb::handle plan_object, nb::handle x, nb::handle scales, nb::handle topk_idx,
+                    nb::handle topk_weights, nb::handle statistics, int64_t num_rows, int64_t num_sources,
+                    unsigned int num_sms, bool copies_topk_idx, bool zero_padding, bool column_major) {
+    const auto& plan = nb::cast<const ElasticPlan&>(plan_object);
+    const View ids = View::of(topk_idx);
+    const int device = ids.device;
+    const bool is_captured = device >= 0 && is_capturing();
+    nb::object lease_object = nb::inst_alloc(nb::type<ElasticLease>());
+    auto& lease = *new (nb::inst_ptr<ElasticLease>(lease_object)) ElasticLease;
+    nb::inst_mark_ready(lease_object);
+    lease.plan = nb::borrow(plan_object);
+    lease.topk_idx = nb::borrow(topk_idx);
+    lease.num_tokens = ids.sizes[0];
+    lease.num_rows = num_rows;
+    take_handle(plan, lease, is_captured);
+    auto& handle = nb::cast<Handle&>(lease.taken);
+    handle.expect_open();
+
+    const DispatchCall call_of{plan, x, scales, topk_weights, statistics, zero_padding, column_major};
+    const Received received = call_of.make_outputs(num_rows, topk_idx, device);
+    const Kind int32 = Kind::of(plan.like, device);
+    const nb::object sources = int32.make(num_sources, plan.num_topk + 2);
+    const nb::object rank_ends = nb::cast<PieceMaker&>(plan.of_ranks).make(is_captured);
+    const nb::object expert_counts = nb::cast<PieceMaker&>(plan.of_experts).make(is_captured);
+    const nb::object expert_ends = nb::cast<PieceMaker&>(plan.of_experts).make(is_captured);
+    nb::object kept = nb::borrow(topk_idx);
+    // High throughput keeps what it needs itself.
+    const bool is_copied_by_kernel = copies_topk_idx && plan.is_low_latency;
+    if (is_copied_by_kernel) {
+        kept = Kind::of(topk_idx, device).make(ids.sizes[0], ids.sizes[1]);
+    } else if (copies_topk_idx) {
+        kept = topk_idx.attr("clone")();
+    }
+    if (!plan.is_low_latency) handle.set_sms(num_sms);
+    if (!plan.is_low_latency && plan.by_expert) handle.set_alignment(plan.alignment);
+
+    CallArrays routing(handle.is_of_cpus(), 1);
+    const ncclEpTensor_t* routed = routing.add_known(topk_idx, "topk_idx", Access::kRead);
+    CallArrays arrays(handle.is_of_cpus());
+    auto call = make_struct<crossdockElasticDispatch_t>();
+    call_of.describe(arrays, received, call);
+    call.sources = arrays.add_known(sources, "recv_src_metadata", Access::kWrite);
+    call.rank_ends = arrays.add_known(rank_ends, "psum_num_recv_tokens_per_scaleup_rank", Access::kWrite);
+    call.expert_counts = arrays.add_known(expert_counts, "num_unaligned_recv_tokens_per_expert", Access::kWrite);
+    call.expert_ends = arrays.add_known(expert_ends, "psum_num_recv_tokens_per_expert", Access::kWrite);
+    if (is_copied_by_kernel) call.topk_idx_copy = arrays.add_known(kept, "the copy of topk_idx", Access::kWrite);
+    const cudaStream_t where = stream_from(nb::none(), handle.is_of_cpus(), device);
+    handle.run_dispatch(arrays, false, where, [&](ncclEpHandle_t own) {
+        check(ncclEpUpdateHandle(own, routed, nullptr, where));
+        check(crossdockElasticDispatch(own, &call, where));
+    });
+    lease.topk_idx = kept;
+    handle.forget_arrays();
+    return nb::make_tuple(received.rows, received.scales, received.ids, received.weights, lease_object, kept, sources,
+                          rank_ends, expert_counts, expert_ends);
+}
+
+nb::object dispatch_again(nb::handle lease_object, nb::handle x, nb::handle scales, nb::handle topk_weights,
+                          nb::handle statistics, unsigned int num_sms, bool zero_padding, bool column_major) {
+    const auto& lease = nb::cast<const ElasticLease&>(lease_object);
+    const auto& plan = nb::cast<const ElasticPlan&>(lease.plan);
+    auto& handle = nb::cast<Handle&>(lease.taken);
+    handle.expect_open();
+    if (!plan.is_low_latency) handle.set_sms(num_sms);
+    const DispatchCall call_of{plan, x, scales, topk_weights, statistics, zero_padding, column_major};
+    const Received received = call_of.make_outputs(lease.num_rows, lease.topk_idx, View::of(x).device);
+    CallArrays arrays(handle.is_of_cpus());
+    auto call = make_struct<crossdockElasticDispatch_t>();
+    call_of.describe(arrays, received, call);
+    const cudaStream_t where = stream_from(nb::none(), handle.is_of_cpus(), arrays.device());
+    handle.run_dispatch(arrays, false, where,
+                        [&](ncclEpHandle_t own) { check(crossdockElasticDispatch(own, &call, where)); });
+    handle.forget_arrays();
+    return nb::make_tuple(received.rows, received.scales, received.ids, received.weights);
+}
+
+nb::object combine(nb::handle lease_object, nb::handle x, nb::handle topk_weights, nb::handle bias, nb::handle bias2,
+                   unsigned int num_sms) {
+    const auto& lease = nb::cast<const ElasticLease&>(lease_object);
+    const auto& plan = nb::cast<const ElasticPlan&>(lease.plan);
+    auto& handle = nb::cast<Handle&>(lease.taken);
+    handle.expect_open();
+    if (!plan.is_low_latency) handle.set_sms(num_sms);
+    const View rows = View::of(x);
+    const int device = rows.device;
+    const nb::object sums = Kind::of(x, device).make(lease.num_tokens, rows.sizes[1]);
+    nb::object weights = nb::none();
+    if (!topk_weights.is_none()) weights = Kind::of(topk_weights, device).make(lease.num_tokens, plan.num_topk);
+    CallArrays arrays(handle.is_of_cpus());
+    auto call = make_struct<crossdockElasticCombine_t>();
+    call.tokens = arrays.add_known(x, "x", Access::kRead);
+    call.topk_weights = arrays.add_known(topk_weights, "topk_weights", Access::kRead);
+    call.bias[0] = arrays.add_known(bias, "bias", Access::kRead);
+    call.bias[1] = arrays.add_known(bias2, "the second bias", Access::kRead);
+    call.out_tokens = arrays.add_known(sums, "combined_x", Access::kWrite);
+    call.out_topk_weights = arrays.add_known(weights, "combined_topk_weights", Access::kWrite);
+    const cudaStream_t where = stream_from(nb::none(), handle.is_of_cpus(), device);
+    handle.run_combine(arrays, false, where,
+                       [&](ncclEpHandle_t own) { check(crossdockElasticCombine(own, &call, where)); });
+    handle.forget_arrays();
+    return nb::make_tuple(sums, weights);
+}
+
+}  // namespace
+
+int ElasticPlan::visit(visitproc visit, void* arg) const {
+    for (const nb::object* held : {&pool, &free, &like, &of_ranks, &of_experts}) Py_VISIT(held->ptr());
+    return 0;
+}
+
+void ElasticPlan::clear() {
+    for (nb::object* held : {&pool, &free, &like, &of_ranks, &of_experts}) held->reset();
+}
+
+int ElasticLease::visit(visitproc visit, void* arg) const {
+    for (const nb::object* held : {&plan, &taken, &free, &topk_idx}) Py_VISIT(held->ptr());
+    return 0;
+}
+
+void ElasticLease::clear() {
+    if (taken.is_valid() && free.is_valid() && nb::cast<const Handle&>(taken).is_usable()) {
+        if (PyList_Append(free.ptr(), taken.ptr()) != 0) PyErr_Clear();
+    }
+    for (nb::object* held : {&plan, &taken, &free, &topk_idx}) held->reset();
+}
+
+void bind_elastic(nb::module_& module) {
+    nb::class_<ElasticPlan>(module, "ElasticPlan", nb::type_slots(collected<ElasticPlan>()),
+                            "What the dispatches of one kind share.")
+        .def(
+            "__init__",
+            [](ElasticPlan* self, nb::object pool, nb::object free, bool is_low_latency, int num_topk,
+               unsigned int alignment, unsigned int origin_stride, bool by_expert, nb::object like, nb::object of_ranks,
+               nb::object of_experts) {
+                new (self) ElasticPlan{pool,          free,      is_low_latency, num_topk, alignment,
+                                       origin_stride, by_expert, like,           of_ranks, of_experts};
+            },
+            "pool"_a, "free"_a, "is_low_latency"_a, "num_topk"_a, "alignment"_a, "origin_stride"_a, "by_expert"_a,
+            "like"_a, "of_ranks"_a, "of_experts"_a,
+            nb::sig("def __init__(self, pool: object, free: list[Handle], is_low_latency: bool, num_topk: int, "
+                    "alignment: int, "
+                    "origin_stride: int, by_expert: "
+                    "bool, like: object, of_ranks: PieceMaker, of_experts: PieceMaker) -> None"),
+            "pool: a PooledGroup; like: a tensor of int32 on its device; of_ranks, of_experts: make a number for each "
+            "rank, and for each expert of a rank.")
+        .def_ro("pool", &ElasticPlan::pool, nb::for_getter(nb::sig("def pool(self) -> typing.Any")));
+    nb::class_<ElasticLease>(module, "ElasticLease", nb::type_slots(collected<ElasticLease>()),
+                             "A handle that serves one dispatch, its repetitions and its combines.")
+        .def_prop_ro("is_usable",
+                     [](const ElasticLease& lease) { return nb::cast<const Handle&>(lease.taken).is_usable(); })
+        .def_ro("plan", &ElasticLease::plan, nb::for_getter(nb::sig("def plan(self) -> ElasticPlan")))
+        .def_ro("handle", &ElasticLease::taken, nb::for_getter(nb::sig("def handle(self) -> Handle")))
+        .def_ro("topk_idx", &ElasticLease::topk_idx, nb::for_getter(nb::sig("def topk_idx(self) -> typing.Any")))
+        .def_ro("num_tokens", &ElasticLease::num_tokens)
+        .def_ro("num_rows", &ElasticLease::num_rows);
+    module.def(
+        "elastic_dispatch", &dispatch, "plan"_a, "x"_a, "scales"_a.none(), "topk_idx"_a, "topk_weights"_a.none(),
+        "statistics"_a.none(), "num_rows"_a, "num_sources"_a, "num_sms"_a, "copies_topk_idx"_a, "zero_padding"_a,
+        "column_major"_a,
+        nb::sig(
+            "def elastic_dispatch(plan: ElasticPlan, x: object, scales: object, topk_idx: object, "
+            "topk_weights: object, statistics: object, num_rows: int, num_sources: int, num_sms: int, copies_topk_idx: "
+            "bool, zero_padding: bool, column_major: bool) -> tuple[typing.Any, ...]"),
+        "A fresh dispatch to new tensors: (rows, scales, ids, weights, ElasticLease, topk_idx that the library "
+        "reads, sources, rank_ends, expert_counts, expert_ends).");
+    module.def("elastic_dispatch_again", &dispatch_again, "lease"_a, "x"_a, "scales"_a.none(), "topk_weights"_a.none(),
+               "statistics"_a.none(), "num_sms"_a, "zero_padding"_a, "column_major"_a,
+               nb::sig("def elastic_dispatch_again(lease: ElasticLease, x: object, scales: object, topk_weights: "
+                       "object, statistics: object, num_sms: int, zero_padding: bool, column_major: bool) -> "
+                       "tuple[typing.Any, ...]"),
+               "Along the same routing: (rows, scales, ids, weights).");
+    module.def("elastic_combine", &combine, "lease"_a, "x"_a, "topk_weights"_a.none(), "bias"_a.none(),
+               "bias2"_a.none(), "num_sms"_a,
+               nb::sig("def elastic_combine(lease: ElasticLease, x: object, topk_weights: object, bias: object, bias2: "
+                       "object, num_sms: int) -> tuple[typing.Any, ...]"),
+               "(sums, weights).");
+}
+
+}  // namespace crossdock::python
