@@ -232,6 +232,19 @@ void FrameStream::send_word(uint32_t kind, uint32_t value) {
     flush();
 }
 
+uint32_t FrameStream::report_in(std::span<const std::byte> bytes) {
+    uint32_t lost = kNoRank;
+    RecordHead head;
+    while (bytes.size() >= sizeof(head)) {
+        std::memcpy(&head, bytes.data(), sizeof(head));
+        if (head.kind != kFrame && head.kind != kFailureReport) break;
+        if (head.kind == kFailureReport) lost = head.value;
+        const size_t record = sizeof(head) + (head.kind == kFrame ? sizeof(FrameHeader) + size_t{head.value} : 0);
+        bytes = bytes.subspan(std::min(record, bytes.size()));
+    }
+    return lost;
+}
+
 void FrameStream::cancel() {
     if (incoming_ == Incoming::kFetching) end_fetch(UCS_ERR_CANCELED);
     fail_sends(UCS_ERR_CANCELED);

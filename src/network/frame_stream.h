@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "network/frame.h"
@@ -63,6 +64,8 @@ class FrameStream : private PayloadSource {
 
   protected:
     FrameStream() = default;
+    // The latest failure report among these bytes, with which a stream begins; kNoRank: none.
+    static uint32_t report_in(std::span<const std::byte> bytes);
     // As writev() and readv() of a descriptor that does not block.
     virtual ptrdiff_t write(const iovec* parts, size_t num_parts) = 0;
     virtual ptrdiff_t read(const iovec* parts, size_t num_parts) = 0;

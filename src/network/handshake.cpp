@@ -12,12 +12,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <optional>
 
 #include "core/error.h"
 #include "core/interrupt.h"
 #include "network/acceptor.h"
 #include "network/greeting.h"
+#include "network/link_stream.h"
 #include "runtime/cpu/clock.h"
 
 namespace crossdock::network {
@@ -31,6 +33,8 @@ constexpr uint64_t kMaxPauseNs = 128'000'000;
 // During a flood that fills the kernel's queue, a rank waits 8 s to be accepted.
 constexpr uint64_t kSilenceNs = 20'000'000'000;
 constexpr const char* kSilence = "it says nothing";
+// A rank that fails stays for at most this long, to tell those that it is not linked with yet.
+constexpr uint64_t kTellNs = 1'000'000'000;
 
 uint64_t inode_of(const char* path) {
     struct stat status = {};
@@ -114,24 +118,81 @@ class Meeting {
     std::vector<Link> run(uint64_t timeout_ns) {
         const uint64_t end_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
         Interruption interruption;
-        while (std::ranges::find(linked_, false) != linked_.end()) {
+        while (!failure_ && first_missing() < linked_.size()) {
             require(!interruption.has_come(), ncclRemoteError, "rank {} was interrupted connecting to ranks {}", rank_,
                     missing());
-            require(cpu::steady_now_ns() < end_ns, ncclRemoteError,
-                    "rank {} timed out after {} ms connecting to ranks {}{}{}{}", rank_, timeout_ns / 1'000'000,
-                    missing(), obstacles(), remote_.trouble(), local_.trouble());
-            step();
+            if (cpu::steady_now_ns() < end_ns) {
+                step();
+            } else {
+                fail_for(first_missing(), fmt::format("rank {} timed out after {} ms connecting to ranks {}{}{}{}",
+                                                      rank_, timeout_ns / 1'000'000, missing(), obstacles(),
+                                                      remote_.trouble(), local_.trouble()));
+            }
         }
+        const uint64_t told_ns = std::min(end_ns, cpu::steady_now_ns() + kTellNs);
+        while (failure_ && !are_all_told() && cpu::steady_now_ns() < told_ns && !interruption.has_come()) step();
+        if (failure_) fail(ncclRemoteError, "{}", failure_->message);
+        say_to_lifelines(kNoRank);
         return std::move(links_);
     }
 
   private:
+    struct Failure {
+        uint32_t lost;
+        std::string message;
+    };
+
+    // The number of ranks if none is missing.
+    uint32_t first_missing() const {
+        return static_cast<uint32_t>(std::ranges::find(linked_, false) - linked_.begin());
+    }
+
     std::string missing() const {
         std::string text;
         for (uint32_t peer = 0; peer < linked_.size(); ++peer) {
             if (!linked_[peer]) text += fmt::format("{}{}", text.empty() ? "" : ", ", peer);
         }
         return text;
+    }
+
+    // This rank has lost another one. It says so at once, and on each link that it makes later.
+    void fail_for(uint32_t lost, std::string message) {
+        if (failure_) return;
+        failure_ = Failure{lost, std::move(message)};
+        for (uint32_t peer = 0; peer < links_.size(); ++peer) tell(peer);
+        say_to_lifelines(lost);
+    }
+
+    // Without evidence about another rank, a peer that is gone is itself the lost one. A rank does not name itself.
+    void lose(uint32_t peer, uint32_t reported, const char* what_happened) {
+        const bool is_reported = reported < links_.size() && reported != rank_ && reported != peer;
+        const uint32_t lost = is_reported ? reported : peer;
+        const std::string list = missing();
+        fail_for(lost, fmt::format("rank {} lost rank {} ({}) while ranks met: {}{}{}", rank_, lost, place_of(lost),
+                                   is_reported ? fmt::format("rank {} reported it", peer) : what_happened,
+                                   list.empty() ? "" : "; not connected yet are ranks ", list));
+    }
+
+    void tell(uint32_t peer) {
+        if (!links_[peer].socket.is_open()) return;
+        LinkStream& link = told_.emplace_back(std::move(links_[peer].socket));
+        link.send_failure_report(failure_->lost);
+        // Unread bytes would reset the connection when it is closed.
+        link.end_sending();
+        link.drain();
+    }
+
+    bool are_all_told() const {
+        for (uint32_t peer = 0; peer < linked_.size(); ++peer) {
+            if (!linked_[peer] && !has_left_[peer] && peer != failure_->lost) return false;
+        }
+        return true;
+    }
+
+    void say_to_lifelines(uint32_t lost) {
+        for (uint32_t peer = 0; peer < linked_.size(); ++peer) {
+            if (Lifeline* lifeline = listener_.lifeline(peer)) lifeline->say(lost);
+        }
     }
 
     std::string place_of(uint32_t peer) const {
@@ -164,8 +225,13 @@ class Meeting {
             const bool writes = !each.is_connected || !each.is_sent();
             polls.push_back({each.socket.fd(), static_cast<short>(writes ? POLLOUT : POLLIN), 0});
         }
-        for (uint32_t peer = 0; peer < links_.size(); ++peer)
-            polls.push_back({has_left_[peer] ? -1 : links_[peer].socket.fd(), POLLRDHUP, 0});
+        for (uint32_t peer = 0; peer < links_.size(); ++peer) {
+            const Lifeline* lifeline = linked_[peer] ? nullptr : listener_.lifeline(peer);
+            if (lifeline != nullptr)
+                polls.push_back({lifeline->fd(), POLLIN, 0});
+            else
+                polls.push_back({has_left_[peer] ? -1 : links_[peer].socket.fd(), POLLRDHUP, 0});
+        }
         for (const Acceptor* acceptor : {&remote_, &local_})
             polls.push_back({acceptor->fd(num_unauthenticated(*acceptor), now), POLLIN, 0});
         if (poll(polls.data(), polls.size(), kPollMs) < 0 && errno != EINTR) {
@@ -173,7 +239,8 @@ class Meeting {
         }
         now = cpu::steady_now_ns();
         for (uint32_t peer = 0; peer < links_.size(); ++peer) {
-            if (polls[connections_.size() + peer].revents != 0) check_link(peer);
+            if (polls[connections_.size() + peer].revents == 0) continue;
+            linked_[peer] ? check_link(peer) : check_lifeline(peer);
         }
         // The timeouts depend on the number of connections before any of them is served.
         const uint64_t remote_timeout = remote_.timeout_ns(num_unauthenticated(remote_), now);
@@ -182,7 +249,7 @@ class Meeting {
             Connection& each = connections_[i];
             if (!each.socket.is_open()) continue;  // its rank has connected again
             bool keep = polls[i].revents == 0 || serve(each);
-            if (keep && each.acceptor == nullptr && now - each.since_ns > kSilenceNs) keep = lose(each, kSilence);
+            if (keep && each.acceptor == nullptr && now - each.since_ns > kSilenceNs) keep = break_off(each, kSilence);
             const uint64_t timeout = each.acceptor == &local_ ? local_timeout : remote_timeout;
             if (!keep || (each.is_unauthenticated() && now - each.since_ns > timeout)) each.socket.close();
         }
@@ -199,10 +266,12 @@ class Meeting {
             if (is_here) {
                 socket = connect_to(addresses_[peer].local);
                 if (!socket.is_open()) {
-                    require(errno != ECONNREFUSED, ncclRemoteError,
-                            "rank {} lost rank {} of this host during setup: its process ended or timed out", rank_,
-                            peer);
-                    dial_again(peer, std::strerror(errno));
+                    const int error = errno;
+                    if (error == ECONNREFUSED && !awaits_rank_0()) {
+                        has_left_[peer] = true;
+                        lose(peer, kNoRank, "its process ended, or gave up meeting others");
+                    }
+                    dial_again(peer, std::strerror(error));
                     continue;
                 }
             } else {
@@ -219,6 +288,10 @@ class Meeting {
             dialling_[peer].is_open = true;
         }
     }
+
+    // Rank 0 has not linked with this rank: it may have ended before it told all ranks each other's addresses. Then
+    // those that it did not tell are gone, too.
+    bool awaits_rank_0() const { return listener_.lifeline(0) != nullptr && !linked_[0]; }
 
     void dial_again(uint32_t peer, std::string reason) {
         Dialling& dialling = dialling_[peer];
@@ -243,13 +316,13 @@ class Meeting {
     // Returns false if the connection is done; its socket may have become a link.
     bool serve(Connection& each) {
         if (!each.is_connected) {
-            if (const int error = connect_error(each.socket); error != 0) return lose(each, std::strerror(error));
+            if (const int error = connect_error(each.socket); error != 0) return break_off(each, std::strerror(error));
             each.is_connected = true;
         }
         if (each.is_sent()) return receive(each);
         const ssize_t sent = send(each.socket.fd(), each.out.data() + each.sent, each.out.size() - each.sent,
                                   MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0) return errno == EAGAIN || errno == EINTR || lose(each, std::strerror(errno));
+        if (sent < 0) return errno == EAGAIN || errno == EINTR || break_off(each, std::strerror(errno));
         each.sent += static_cast<size_t>(sent);
         return each.is_sent() && each.greeting.is_done() ? link(each) : true;
     }
@@ -259,13 +332,13 @@ class Meeting {
         const ssize_t got =
             recv(each.socket.fd(), buffer, std::min(each.greeting.wanted(), sizeof(buffer)), MSG_DONTWAIT);
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
-        if (got < 0) return lose(each, std::strerror(errno));
+        if (got < 0) return break_off(each, std::strerror(errno));
         if (got == 0)
-            return lose(each, each.greeting.is_proven() ? "it closed the connection"
-                                                        : "it closed the connection; a rank with another "
-                                                          "CROSSDOCK_SECRET does that");
+            return break_off(each, each.greeting.is_proven() ? "it closed the connection"
+                                                             : "it closed the connection; a rank with another "
+                                                               "CROSSDOCK_SECRET does that");
         const char* refusal = each.greeting.take({buffer, static_cast<size_t>(got)});
-        if (refusal != nullptr) return lose(each, refusal);
+        if (refusal != nullptr) return break_off(each, refusal);
         each.out = each.greeting.take_output();
         each.sent = 0;
         if (!each.greeting.is_done()) return true;
@@ -283,22 +356,27 @@ class Meeting {
         links_[peer] = {std::move(each.socket), each.greeting.take_blob(), each.greeting.key_out(),
                         each.greeting.key_in()};
         linked_[peer] = true;
+        if (failure_) tell(peer);
         return false;
     }
 
     // A link has ended. Bytes sent before belong to the owner of the link.
     void check_link(uint32_t peer) {
-        std::byte next;
-        has_left_[peer] = recv(links_[peer].socket.fd(), &next, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
-        if (has_left_[peer]) return;
-        fail(ncclRemoteError,
-             "rank {} lost rank {} ({}) while ranks met: its process ended, or gave up meeting others; not connected "
-             "yet are ranks {}",
-             rank_, peer, place_of(peer), missing());
+        const LinkStream::Unread unread = LinkStream::unread(links_[peer].socket);
+        has_left_[peer] = true;
+        if (!unread.has_bytes || unread.reported_loss != kNoRank)
+            lose(peer, unread.reported_loss, "its process ended, or gave up meeting others");
+    }
+
+    void check_lifeline(uint32_t peer) {
+        const std::optional<uint32_t> lost = listener_.lifeline(peer)->hear();
+        if (!lost || *lost == kNoRank) return;
+        has_left_[peer] = true;
+        lose(peer, *lost, "its process ended, or gave up meeting others");
     }
 
     // Returns false: the connection is closed. A rank that this one dialled is dialled again.
-    bool lose(const Connection& each, const char* reason) {
+    bool break_off(const Connection& each, const char* reason) {
         if (each.acceptor == nullptr) dial_again(each.greeting.peer(), reason);
         return false;
     }
@@ -311,7 +389,9 @@ class Meeting {
     Acceptor local_;
     std::vector<Link> links_;
     std::vector<bool> linked_;
-    std::vector<bool> has_left_;  // of those linked
+    std::vector<bool> has_left_;
+    std::optional<Failure> failure_;
+    std::deque<LinkStream> told_;  // links on which the failure has been reported
     std::vector<Dialling> dialling_;
     std::vector<Connection> connections_;
 };

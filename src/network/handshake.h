@@ -6,12 +6,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <type_traits>
 #include <vector>
 
 #include "network/crypto.h"
+#include "network/lifeline.h"
 #include "network/socket.h"
 
 namespace crossdock::network {
@@ -52,18 +55,27 @@ class Listener {
     const Socket& remote() const { return remote_; }
     const Socket& local() const { return local_; }
 
+    // Shows during meet() whether that rank is there.
+    void keep(uint32_t rank, std::unique_ptr<Lifeline> lifeline) { lifelines_[rank] = std::move(lifeline); }
+    // null: none.
+    Lifeline* lifeline(uint32_t rank) const {
+        const auto found = lifelines_.find(rank);
+        return found == lifelines_.end() ? nullptr : found->second.get();
+    }
+
   private:
     Identity identity_;
     RankAddress address_;
     Socket remote_;
     Socket local_;  // listens from the beginning, so a refused connection means that the rank is gone
+    std::map<uint32_t, std::unique_ptr<Lifeline>> lifelines_;
 };
 
 // Whether two ranks' link is a Unix socket.
 bool is_local(const RankAddress& a, const RankAddress& b);
 
-// Equal for two ranks that can share memory: same kernel, PID namespace and shared memory. Different values of
-// CROSSDOCK_HOST make processes of one host act as several hosts.
+// Equal for two ranks that can share memory: same kernel, PID and IPC namespace. Different values of CROSSDOCK_HOST
+// make processes of one host act as several hosts.
 uint64_t host_identity();
 
 // Throws ncclInvalidArgument if these are not the bytes of a RankAddress.
@@ -80,7 +92,8 @@ struct Link {
 inline constexpr size_t kMaxBlobBytes = size_t{64} << 10;
 
 // Collective over the ranks with these addresses; returns one link per rank. Throws ncclRemoteError that names the
-// ranks that did not connect within the timeout, and why; at once if a rank is known to have ended.
+// ranks that did not connect within the timeout, and why; at once if a rank is known to have ended. A rank that fails
+// first tells the others which rank it has lost, so that all name the same one.
 std::vector<Link> meet(const Listener& listener, std::span<const RankAddress> addresses, uint32_t rank,
                        std::span<const std::byte> blob, uint64_t timeout_ns);
 

@@ -3,7 +3,10 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <span>
+#include <vector>
 
 namespace crossdock::network {
 
@@ -25,6 +28,13 @@ ptrdiff_t LinkStream::read(const iovec* parts, size_t num_parts) {
                              : readv(socket_.fd(), parts, static_cast<int>(num_parts));
     } while (got < 0 && errno == EINTR);
     return got;
+}
+
+LinkStream::Unread LinkStream::unread(const Socket& socket) {
+    // Ranks that have met send little before all others have, too.
+    std::vector<std::byte> bytes(size_t{64} << 10);
+    const ssize_t got = recv(socket.fd(), bytes.data(), bytes.size(), MSG_PEEK | MSG_DONTWAIT);
+    return {got > 0, report_in(std::span(bytes).first(static_cast<size_t>(std::max<ssize_t>(got, 0))))};
 }
 
 void LinkStream::end_sending() {

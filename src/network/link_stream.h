@@ -18,6 +18,13 @@ class LinkStream final : public FrameStream {
     int fd() const { return socket_.fd(); }
     bool is_open() const override { return socket_.is_open(); }
 
+    // What waits in a link that nobody has read from yet.
+    struct Unread {
+        bool has_bytes;
+        uint32_t reported_loss;  // kNoRank: none
+    };
+    static Unread unread(const Socket& socket);
+
     // Ends sending. drain() discards what is received; true if the other end has closed the connection, too.
     void end_sending();
     bool drain();

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <optional>
 
 #include "core/error.h"
@@ -92,6 +93,8 @@ class OtherRank {
         if (answer.magic != kRendezvousMagic)
             return give_up("the process that listens there is not a rank 0 of Crossdock");
         if (!session.read(answer.message)) return give_up(kOtherSecret);
+        // Rank 0 is there now, if this is the right one.
+        if (!is_of_other_job_) reason_.clear();
 
         Listener listener = make_listener(rendezvous_, socket);
         Hello hello = {};
@@ -119,12 +122,14 @@ class OtherRank {
             case Verdict::kGaveUp:
                 fail(ncclRemoteError, "rank {} was refused by rank 0: {}", rendezvous_.rank, text);
             case Verdict::kOtherJob:  // which may end before this one's rank 0 starts
+                is_of_other_job_ = true;
                 return give_up(text);
         }
         std::vector<RankInfo> ranks(rendezvous_.num_ranks);
         if (reply.verdict != Verdict::kWelcome || reply.num_ranks != ranks.size() ||
             !receive(socket, session, std::span(ranks)))
             return give_up("its reply broke off, or has another form");
+        listener.keep(0, std::make_unique<Lifeline>(std::move(socket), std::move(session), 0));
         return JoinedRanks{std::move(listener), std::move(ranks)};
     }
 
@@ -152,7 +157,8 @@ class OtherRank {
     RankInfo own_;
     uint64_t deadline_ns_;
     std::vector<Endpoint> endpoints_;
-    std::string reason_;
+    std::string reason_;  // why the last attempt failed
+    bool is_of_other_job_ = false;
 };
 
 }  // namespace

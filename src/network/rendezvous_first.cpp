@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -34,6 +35,13 @@ struct Client {
     uint64_t leaves_ns = UINT64_MAX;  // when it gives up
 };
 
+// Of a rank that may not be here now.
+enum class History : uint8_t {
+    kNeverCame,
+    kCame,
+    kGaveUp,  // its time was up
+};
+
 class First {
   public:
     First(const Rendezvous& rendezvous, const RankInfo& own)
@@ -41,7 +49,7 @@ class First {
           own_(own),
           socket_(listen_at(rendezvous.address)),
           acceptor_(socket_),
-          has_come_(rendezvous.num_ranks, false) {}
+          histories_(rendezvous.num_ranks, History::kNeverCame) {}
 
     JoinedRanks run() {
         const uint64_t end_ns = cpu::steady_now_ns() + std::min(rendezvous_.timeout_ns, UINT64_MAX / 2);
@@ -63,21 +71,30 @@ class First {
     size_t num_unauthenticated() const { return clients_.size() - num_joined(); }
 
     void step() {
-        constexpr int kPollMs = 50;
         std::vector<pollfd> polls{{acceptor_.fd(num_unauthenticated(), cpu::steady_now_ns()), POLLIN, 0}};
         for (const Client& each : clients_) polls.push_back({each.socket.fd(), POLLIN, 0});
-        if (poll(polls.data(), polls.size(), kPollMs) < 0 && errno != EINTR) {
+        if (poll(polls.data(), polls.size(), poll_ms()) < 0 && errno != EINTR) {
             fail(ncclSystemError, "poll failed: {}", std::strerror(errno));
         }
         const uint64_t now = cpu::steady_now_ns();
         const uint64_t timeout_ns = acceptor_.timeout_ns(num_unauthenticated(), now);
         for (size_t i = 0; i < clients_.size(); ++i) {
             Client& each = clients_[i];
-            const bool keep = (polls[i + 1].revents == 0 || receive(each)) && !has_no_time(each, now);
+            // A connection that has ended when its rank's time was up is one of a rank that gave up.
+            const bool keep = !has_no_time(each, now) && (polls[i + 1].revents == 0 || receive(each));
             if (!keep || (!each.hello && now - each.since_ns > timeout_ns)) each.socket.close();
         }
         std::erase_if(clients_, [](const Client& each) { return !each.socket.is_open(); });
         accept_all(now);
+    }
+
+    // Until the next rank must be told that its time is up.
+    int poll_ms() const {
+        constexpr uint64_t kMostMs = 50;
+        const uint64_t now = cpu::steady_now_ns();
+        uint64_t left_ns = kMostMs * 1'000'000;
+        for (const Client& each : clients_) left_ns = std::min(left_ns, each.leaves_ns - std::min(each.leaves_ns, now));
+        return static_cast<int>((left_ns + 999'999) / 1'000'000);
     }
 
     void accept_all(uint64_t now) {
@@ -135,7 +152,7 @@ class First {
             return false;
         }
         client.hello = hello;
-        has_come_[hello.rank] = true;
+        histories_[hello.rank] = History::kCame;
         const uint64_t notice_ms = std::min(hello.time_left_ms / 8, kMostNoticeMs);
         if (hello.time_left_ms < UINT64_MAX / 2'000'000)
             client.leaves_ns = cpu::steady_now_ns() + (hello.time_left_ms - notice_ms) * 1'000'000;
@@ -147,6 +164,7 @@ class First {
     bool has_no_time(Client& client, uint64_t now) {
         if (!client.hello || now < client.leaves_ns) return false;
         refuse(client, Verdict::kTimeIsUp, fmt::format("rank 0 at {} waits for {}", rendezvous_.address, missing()));
+        histories_[client.hello->rank] = History::kGaveUp;
         return true;
     }
 
@@ -174,20 +192,30 @@ class First {
         send_all(client.socket, client.session.seal(object_bytes(reply)), 0);
     }
 
-    // A rank that never came is often why others left.
+    // A rank that never came, or has ended, is why others gave up.
     std::string missing() const {
-        std::string never_came, left;
+        std::string never_came, ended, gave_up;
         for (uint32_t rank = 1; rank < rendezvous_.num_ranks; ++rank) {
             const bool is_here = std::ranges::any_of(clients_, [rank](const Client& each) {
                 return each.socket.is_open() && each.hello && each.hello->rank == rank;
             });
             if (is_here) continue;
-            std::string& list = has_come_[rank] ? left : never_came;
+            const History history = histories_[rank];
+            std::string& list = history == History::kNeverCame ? never_came
+                                : history == History::kCame    ? ended
+                                                               : gave_up;
             list += fmt::format("{}{}", list.empty() ? "" : ", ", rank);
         }
-        if (never_came.empty()) return fmt::format("ranks {}, which had come and left", left);
-        return fmt::format("ranks {}{}{}{}", never_came, left.empty() ? "" : "; ranks ", left,
-                           left.empty() ? "" : " had come and left");
+        std::string text;
+        if (never_came.empty()) {
+            text = fmt::format("ranks {}, which had come and left", ended.empty() ? gave_up : ended);
+            if (ended.empty()) gave_up.clear();
+        } else {
+            text = fmt::format("ranks {}", never_came);
+            if (!ended.empty()) text += fmt::format("; ranks {} had come and left", ended);
+        }
+        if (!gave_up.empty()) text += fmt::format("; ranks {} had come and gave up", gave_up);
+        return text;
     }
 
     // Tells the ranks that have joined which ranks are missing.
@@ -229,6 +257,9 @@ class First {
             // A rank that does not receive it is reported as missing by meet().
             if (send_all(each.socket, each.session.seal(object_bytes(reply)), deadline_ns))
                 send_all(each.socket, each.session.seal(std::as_bytes(std::span(joined.ranks))), deadline_ns);
+            const uint32_t rank = each.hello->rank;
+            joined.listener.keep(rank,
+                                 std::make_unique<Lifeline>(std::move(each.socket), std::move(each.session), rank));
         }
         return joined;
     }
@@ -238,7 +269,7 @@ class First {
     Socket socket_;
     Acceptor acceptor_;
     std::vector<Client> clients_;
-    std::vector<bool> has_come_;  // per rank, also if it has left
+    std::vector<History> histories_;  // per rank
     uint64_t num_without_secret_ = 0;
     uint64_t num_of_other_jobs_ = 0;
 };

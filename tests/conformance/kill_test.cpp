@@ -9,9 +9,11 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <regex>
 
+#include "backends/cpu_rank.h"
 #include "backends/internal.h"
 #include "conformance/support/fault_support.h"
 #include "conformance/support/modes.h"
@@ -41,7 +43,8 @@ class Messages {
 
 // The ranks that a message says are lost: "2" or "0, 2".
 std::string named_in(const std::string& message) {
-    static const std::regex kNames("(?:lost|waiting for) ranks? ([0-9, ]*[0-9])|rank ([0-9]+) is lost");
+    static const std::regex kNames(
+        "(?:lost|(?:waiting|waits)(?: at [^ ]+)? for|connecting to) ranks? ([0-9, ]*[0-9])|rank ([0-9]+) is lost");
     std::smatch found;
     return std::regex_search(message, found, kNames) ? found[1].str() + found[2].str() : "";
 }
@@ -170,22 +173,37 @@ TEST(Kill, AtAnyTimeIsNamedByAllSurvivors) {
                        });
 }
 
-// Then ranks wait until they time out, and those that time out first are not missing.
-TEST(Kill, WhileRanksJoinIsNamedByAllSurvivors) {
-    expect_right_names({Backend::kProcesses}, 8, [](const BackendSpec& spec, const Job& job, Messages& messages) {
+// A way in which ranks join; it lasts as long as the job.
+using JoinAs = std::function<ncclResult_t(ncclComm_t* comm, int rank)>;
+JoinAs way_to_join(const BackendSpec& spec, int num_ranks) {
+    if (spec.kind == Backend::kProcesses) {
         ncclUniqueId id{};
         EXPECT_EQ(crossdockGetUniqueId(&id), ncclSuccess) << crossdockGetLastError();
-        return fork_ranks(spec, job.num_ranks, [&](int rank) -> ChildReport {
-            setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "300", 1);
-            if (rank == job.killed) be_killed_after(1 + job.kill_after_us / 10);
-            usleep(static_cast<useconds_t>(job.late_us[static_cast<size_t>(rank)]));
-            ncclComm_t comm = nullptr;
-            if (crossdockCommInitRank(&comm, job.num_ranks, id, rank) != ncclSuccess ||
-                crossdockCommBarrier(comm) != ncclSuccess)
-                note_failure(messages[rank]);
-            _exit(0);
+        return [=](ncclComm_t* comm, int rank) { return crossdockCommInitRank(comm, num_ranks, id, rank); };
+    }
+    return [num_ranks, ranks_per_host = spec.ranks_per_host, address = free_address()](ncclComm_t* comm, int rank) {
+        setenv("CROSSDOCK_HOST", fmt::format("host{}", rank / ranks_per_host).c_str(), 1);
+        return crossdockCommInitHosts(comm, num_ranks, rank, address.c_str());
+    };
+}
+
+// Then ranks wait until they time out, or are told; those that give up first are not missing.
+TEST(Kill, WhileRanksJoinIsNamedByAllSurvivors) {
+    expect_right_names(
+        {Backend::kProcesses, Backend::kHosts}, 16, [](const BackendSpec& spec, const Job& job, Messages& messages) {
+            const JoinAs join = way_to_join(spec, job.num_ranks);
+            // Processes join within a few ms, hosts within a few tens.
+            const int kill_after_us = spec.kind == Backend::kHosts ? job.kill_after_us : 1 + job.kill_after_us / 10;
+            return fork_ranks(spec, job.num_ranks, [&](int rank) -> ChildReport {
+                setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "1000", 1);
+                if (rank == job.killed) be_killed_after(kill_after_us);
+                usleep(static_cast<useconds_t>(job.late_us[static_cast<size_t>(rank)]));
+                ncclComm_t comm = nullptr;
+                if (join(&comm, rank) != ncclSuccess || crossdockCommBarrier(comm) != ncclSuccess)
+                    note_failure(messages[rank]);
+                _exit(0);
+            });
         });
-    });
 }
 
 }  // namespace

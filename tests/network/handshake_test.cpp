@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -19,6 +20,7 @@
 
 #include "core/error.h"
 #include "flood.h"
+#include "network/frame_stream.h"
 #include "network/greeting.h"
 #include "network/handshake.h"
 
@@ -113,6 +115,29 @@ Socket accept_on(const Socket& listening) {
     }
     ADD_FAILURE() << "nobody dialled";
     return Socket();
+}
+
+// What a rank puts before a frame, or alone.
+std::vector<std::byte> record(const char* kind, uint32_t value) {
+    std::vector<std::byte> bytes = bytes_of(kind);
+    const auto word = std::as_bytes(std::span(&value, 1));
+    bytes.insert(bytes.end(), word.begin(), word.end());
+    return bytes;
+}
+
+// Plays a rank that links with the first one that dials it, sends these bytes and ends.
+void play(Place& place, uint32_t rank, std::span<const std::byte> bytes) {
+    const Listener& listener = place.listeners[rank];
+    const bool is_local = place.addresses[rank].network == place.addresses[0].network;
+    if (!is_local) start_to_listen(listener.remote());
+    {
+        const Socket dialled = accept_on(is_local ? listener.local() : listener.remote());
+        Greeting greeting(listener.identity(), place.addresses, rank, std::nullopt, {});
+        EXPECT_TRUE(greet(dialled, greeting));
+        send_all(dialled, bytes);
+    }
+    stop_listening(listener.remote());
+    stop_listening(listener.local());
 }
 
 // All meet; each link carries what its peer said.
@@ -332,12 +357,65 @@ TEST(Handshake, NamesMissingRanks) {
 TEST(Handshake, NamesTheProcessThatEnded) {
     Place gone(2, Reach::kLocal);
     gone.listeners.pop_back();
-    EXPECT_NE(gone.fail_as(0, kNever).find("rank 0 lost rank 1 of this host"), std::string::npos);
+    EXPECT_NE(gone.fail_as(0, kNever).find("rank 0 lost rank 1 ("), std::string::npos);
 
     Place place(3);
-    std::thread rank_1([&] { place.fail_as(1, 4 * kSecond); });  // it waits for rank 2, gives up and closes its links
+    std::thread rank_1([&] { play(place, 1, {}); });
     EXPECT_NE(place.fail_as(0, kNever).find("rank 0 lost rank 1 ("), std::string::npos);
     rank_1.join();
+}
+
+// A rank that ends is named by all others, also by those that only meet the ones that gave up because of it.
+TEST(Handshake, TheLostRankIsNamedByAll) {
+    for (const Reach reach : {Reach::kLocal, Reach::kRemote}) {
+        Place place(4, reach);
+        if (reach == Reach::kRemote) start_to_listen(place.listeners[3].remote());  // the others dial, and wait
+        std::vector<std::string> messages(3);
+        std::vector<std::thread> ranks;
+        for (uint32_t rank = 0; rank < 3; ++rank)
+            ranks.emplace_back([&, rank] { messages[rank] = place.fail_as(rank, kNever); });
+        play(place, 3, {});  // it links with one of them, and ends
+        for (auto& rank : ranks) rank.join();
+        for (const std::string& message : messages)
+            EXPECT_NE(message.find(" lost rank 3 ("), std::string::npos) << message;
+        EXPECT_EQ(std::ranges::count_if(
+                      messages, [](const std::string& each) { return each.find("reported it") != std::string::npos; }),
+                  2);
+    }
+}
+
+// A rank that times out reports the missing one; those that have more time fail at once, and name the same.
+TEST(Handshake, TimeoutsAreReported) {
+    Place place(3);
+    std::thread rank_1([&] { place.fail_as(1, 2 * kSecond); });
+    const std::string message = place.fail_as(0, kNever);
+    EXPECT_NE(message.find("rank 0 lost rank 2 ("), std::string::npos) << message;
+    EXPECT_NE(message.find("rank 1 reported it"), std::string::npos) << message;
+    rank_1.join();
+}
+
+// A report behind frames is found. One of a rank that cannot be lost counts as the end of the rank that made it.
+TEST(Handshake, ReportsAreChecked) {
+    const auto named = [](std::initializer_list<std::vector<std::byte>> records) {
+        Place place(3);
+        std::vector<std::byte> bytes;
+        for (const auto& record : records) bytes.insert(bytes.end(), record.begin(), record.end());
+        std::thread rank_1([&] { play(place, 1, bytes); });
+        const std::string message = place.fail_as(0, 2 * kSecond);
+        rank_1.join();
+        const size_t found = message.find("lost rank ");
+        return found == std::string::npos ? message : message.substr(found, 11);
+    };
+    std::vector<std::byte> frame = record("fram", 100);
+    frame.resize(frame.size() + sizeof(FrameHeader) + 100);
+    EXPECT_EQ(named({record("lost", 2)}), "lost rank 2");
+    EXPECT_EQ(named({frame, frame, record("lost", 2)}), "lost rank 2");
+    EXPECT_EQ(named({record("lost", 0)}), "lost rank 1");
+    EXPECT_EQ(named({record("lost", 3)}), "lost rank 1");
+    EXPECT_EQ(named({record("lost", kNoRank - 1)}), "lost rank 1");
+    // Without one, frames may be all that the rank wanted to say.
+    for (const auto& last : {record("lost", kNoRank), record("fram", kNoRank), record("what", 2), record("fram", 2)})
+        EXPECT_NE(named({frame, last}).find("connecting to ranks 2"), std::string::npos);
 }
 
 // A port is open while ranks of other hosts may dial, on the one address that they know; never between ranks that

@@ -16,6 +16,7 @@
 #include <chrono>
 #include <cstring>
 #include <future>
+#include <optional>
 #include <thread>
 
 #include "core/error.h"
@@ -45,6 +46,7 @@ std::string free_address() {
 struct Outcome {
     std::vector<RankInfo> ranks;
     std::string message;  // of a failure
+    std::optional<JoinedRanks> joined = std::nullopt;
 };
 
 std::future<Outcome> start(const Rendezvous& rendezvous) {
@@ -54,7 +56,8 @@ std::future<Outcome> start(const Rendezvous& rendezvous) {
         std::strcpy(info.host_name, "here");
         Outcome outcome;
         try {
-            outcome.ranks = join_ranks(rendezvous, info).ranks;
+            outcome.joined = join_ranks(rendezvous, info);
+            outcome.ranks = outcome.joined->ranks;
         } catch (const Error& error) {
             outcome.message = error.what();
         }
@@ -255,7 +258,7 @@ TEST(Rendezvous, TheRankThatNeverStartsIsNamed) {
         for (auto& other : others) {
             expect_words(other.get().message, {"timed out after 3000 ms: rank 0 at 127.0.0.1:", "waits for ranks 2"});
         }
-        expect_words(first.get().message, {"for ranks 2; ranks 1, 3 had come and left"});
+        expect_words(first.get().message, {"for ranks 2; ranks 1, 3 had come and gave up"});
     }
 }
 
@@ -270,6 +273,111 @@ TEST(Rendezvous, ARankThatEndedCanBeReplaced) {
     expect_all(start(meeting(address, 2, 3)).get(), 3);
     expect_all(first.get(), 3);
     expect_all(second.get(), 3);
+}
+
+// A rank that comes, and ends before the others have.
+void come_and_end(const std::string& address, uint32_t rank, uint32_t num_ranks) {
+    const Rendezvous rendezvous = meeting(address, rank, num_ranks);
+    for (;;) {
+        const Socket socket = start_connect(resolve(address).front());
+        pollfd writable{socket.fd(), POLLOUT, 0};
+        if (poll(&writable, 1, 5000) != 1 || connect_error(socket) != 0) continue;
+        NoiseSession session = make_session(rendezvous, true);
+        Opening answer = {};
+        ASSERT_TRUE(send_all(socket, object_bytes(make_opening(session)), UINT64_MAX));
+        ASSERT_TRUE(receive_all(socket, std::as_writable_bytes(std::span(&answer, 1)), UINT64_MAX));
+        ASSERT_TRUE(session.read(answer.message));
+        Hello hello = {};
+        hello.rank = rank;
+        hello.num_ranks = num_ranks;
+        hello.time_left_ms = UINT64_MAX;
+        ASSERT_TRUE(send_all(socket, session.seal(object_bytes(hello)), UINT64_MAX));
+        return;
+    }
+}
+
+// A rank that gives up because another one has ended is not named with it.
+TEST(Rendezvous, TheRankThatEndedIsNamed) {
+    const std::string address = free_address();
+    auto first = start(meeting(address, 0, 4, 5 * kSecond));
+    come_and_end(address, 3, 4);
+    auto second = start(meeting(address, 1, 4, 3 * kSecond));
+    auto third = start(meeting(address, 2, 4, 4 * kSecond));
+    expect_words(second.get().message, {"waits for ranks 3, which had come and left"});
+    expect_words(third.get().message, {"waits for ranks 3, which had come and left; ranks 1 had come and gave up"});
+    expect_words(first.get().message, {"for ranks 3, which had come and left; ranks 1, 2 had come and gave up"});
+}
+
+// The message with which a rank that has joined fails to meet the others.
+std::string fail_to_meet(const JoinedRanks& joined, uint32_t rank) {
+    std::vector<RankAddress> addresses;
+    for (const RankInfo& info : joined.ranks) addresses.push_back(info.address);
+    try {
+        meet(joined.listener, addresses, rank, {}, 100 * kSecond);
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return "it met all";
+}
+
+// Rank 0 ends when it has replied to some ranks only. The others begin anew, and those that meet name rank 0, not them.
+// At another time the last rank ends: rank 0, which has seen it, tells ranks that cannot know it.
+TEST(Rendezvous, ARankThatEndsBeforeItMeetsIsNamed) {
+    for (const uint32_t ended : {0u, 3u}) {
+        const std::string address = free_address();
+        std::vector<std::future<Outcome>> ranks;
+        for (uint32_t rank = 0; rank < 4; ++rank) ranks.push_back(start(meeting(address, rank, 4)));
+        std::vector<Outcome> outcomes;
+        for (auto& rank : ranks) outcomes.push_back(rank.get());
+        for (auto& outcome : outcomes) {
+            ASSERT_EQ(outcome.message, "");
+            // Different hosts, where a port that is closed proves nothing.
+            for (uint32_t rank = 0; ended == 3 && rank < 4; ++rank) outcome.joined->ranks[rank].address.host = rank;
+        }
+        outcomes[3].joined.reset();
+        if (ended == 0) outcomes[0].joined.reset();
+        std::vector<std::future<std::string>> messages;
+        for (uint32_t rank = ended == 0 ? 1 : 0; rank < 3; ++rank) {
+            messages.push_back(std::async(std::launch::async, fail_to_meet, std::cref(*outcomes[rank].joined), rank));
+        }
+        for (auto& message : messages) {
+            const std::string text = message.get();
+            EXPECT_NE(text.find(fmt::format(" lost rank {} (", ended)), std::string::npos) << text;
+        }
+    }
+}
+
+struct Ends {
+    Lifeline of_0, of_1;
+};
+Ends make_ends() {
+    int sockets[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);
+    const Rendezvous rendezvous = meeting("", 1, 2);
+    NoiseSession dials = make_session(rendezvous, true), answers = make_session(rendezvous, false);
+    EXPECT_TRUE(answers.read(make_opening(dials).message));
+    EXPECT_TRUE(dials.read(make_opening(answers).message));
+    return {Lifeline(Socket(sockets[0]), std::move(answers), 1), Lifeline(Socket(sockets[1]), std::move(dials), 0)};
+}
+
+// What ranks say on the connections of the rendezvous arrives; anything else only shows that the peer is gone.
+TEST(Rendezvous, OnlyThePeerSaysWhoIsLost) {
+    for (const uint32_t lost : {3u, UINT32_MAX}) {
+        Ends ends = make_ends();
+        EXPECT_EQ(ends.of_0.hear(), std::nullopt);
+        ends.of_1.say(lost);
+        EXPECT_EQ(ends.of_0.hear(), lost);
+        EXPECT_EQ(ends.of_0.fd(), -1);
+    }
+    std::optional<Ends> ended = make_ends();
+    Lifeline alone = std::move(ended->of_0);
+    ended.reset();
+    EXPECT_EQ(alone.hear(), 1);
+    // A stranger's bytes.
+    Ends ends = make_ends();
+    const std::vector<std::byte> bytes(NoiseSession::sealed_bytes(sizeof(uint32_t)), std::byte{3});
+    EXPECT_EQ(send(ends.of_1.fd(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+    EXPECT_EQ(ends.of_0.hear(), 1);
 }
 
 // Rank 0 listens on the interface that its address names.
