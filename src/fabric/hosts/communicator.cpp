@@ -263,7 +263,7 @@ std::shared_ptr<cpu::CpuCommunicator> join_hosts(const Launch& launch) {
     const bool plays_hosts = *variable("CROSSDOCK_HOST") != '\0';
     require(!launch.local_ranks || plays_hosts || *launch.local_ranks == layout.ranks_per_host, ncclInvalidUsage,
             "{} says that {} ranks run on this host, but {} ranks came from host {}: they must see each other's "
-            "processes and shared memory (containers need the host's pid and ipc namespaces and /dev/shm)",
+            "processes (containers need the host's pid and ipc namespaces)",
             launch.launcher, launch.local_ranks.value_or(0), layout.ranks_per_host, names[layout.first_local_index()]);
     std::vector<cpu::ProcessIdentity> local_processes;
     for (int rank = layout.first_local; layout.is_local(rank); ++rank) {
