@@ -8,15 +8,13 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <string>
 
 #include "core/error.h"
-#include "core/interrupt.h"
 #include "core/process.h"
 #include "fabric/cpu/cpu_communicator.h"
+#include "fabric/cpu/joining.h"
 #include "fabric/cpu/peer_process.h"
-#include "runtime/cpu/idle_backoff.h"
 #include "runtime/cpu/local_executor.h"
 #include "runtime/cpu/memory_file.h"
 
@@ -74,99 +72,13 @@ Mapping map_segment(const IdContents& contents, int num_ranks) {
     return Mapping(file.get(), ControlSegment::bytes(num_ranks));
 }
 
-// No process holds the lock for longer than this, unless it is stopped.
-constexpr uint64_t kJoinLockNs = 100'000'000;
-constexpr uint64_t kHolderLookNs = 1'000'000;
-
-// Protects changes of process_of(). If the holder dies, the next process takes the lock: each change below is one
-// store. Throws ncclRemoteError that names the holder if it is alive and keeps the lock beyond deadline_ns.
-class JoinLock {
+// This process and those of other ranks.
+class SystemProcesses final : public JoiningProcesses {
   public:
-    JoinLock(ControlSegment& control, int rank, uint64_t deadline_ns) : lock_(control.join_lock) {
-        const uint64_t own = to_word(own_process());
-        uint64_t expected = 0;
-        uint64_t watched = 0;
-        std::optional<ProcessWatch> watch;  // of the process `watched`
-        uint64_t next_look_ns = 0;
-        IdleBackoff backoff(0);
-        Interruption interruption;
-        for (;;) {
-            uint64_t holder = expected;
-            if (lock_.compare_exchange_strong(holder, own)) return;
-            expected = 0;
-            const uint64_t now_ns = steady_now_ns();
-            if (holder != 0 && now_ns >= next_look_ns) {
-                if (holder != watched) watch.emplace(process_from(holder));
-                watched = holder;
-                next_look_ns = now_ns + kHolderLookNs;
-                if (holder != own && watch->has_ended()) {
-                    expected = holder;
-                    continue;
-                }
-            }
-            require(holder == 0 || now_ns < deadline_ns, ncclRemoteError,
-                    "rank {} timed out waiting for process {}, which holds the lock for joining: check whether it is "
-                    "stopped",
-                    rank, process_from(holder).number);
-            require(!interruption.has_come(), ncclRemoteError,
-                    "rank {} was interrupted waiting for process {}, which holds the lock for joining", rank,
-                    process_from(holder).number);
-            backoff.idle(deadline_ns);
-        }
-    }
-    ~JoinLock() { lock_.store(0); }
-    JoinLock(const JoinLock&) = delete;
-    JoinLock& operator=(const JoinLock&) = delete;
-
-  private:
-    std::atomic<uint64_t>& lock_;
+    uint64_t own() override { return to_word(own_process()); }
+    bool has_ended(uint64_t process) override { return ProcessWatch(process_from(process)).has_ended(); }
+    int64_t name(uint64_t process) override { return process_from(process).number; }
 };
-
-void claim_rank(ControlSegment& control, int num_ranks, int rank, uint64_t deadline_ns) {
-    const JoinLock lock(control, rank, deadline_ns);
-    const auto wanted = static_cast<uint64_t>(num_ranks);
-    uint64_t agreed = 0;
-    require(control.num_ranks.compare_exchange_strong(agreed, wanted) || agreed == wanted, ncclInvalidArgument,
-            "num_ranks is {} here, but {} on the rank that joined first", num_ranks, agreed);
-    // A process that died while ranks were joining can be replaced. Once all have joined, processes do not change.
-    const uint64_t owner = control.process_of(rank).load();
-    const bool is_free = owner == 0 || ProcessWatch(process_from(owner)).has_ended();
-    require(is_free && control.is_complete.load() == 0, ncclInvalidArgument, "rank {} is taken by process {}", rank,
-            process_from(owner).number);
-    control.left(rank).store(0);
-    control.process_of(rank).store(to_word(own_process()));
-}
-
-bool are_all_claimed(ControlSegment& control, int num_ranks) {
-    for (int peer = 0; peer < num_ranks; ++peer) {
-        if (control.process_of(peer).load(std::memory_order_acquire) == 0) return false;
-    }
-    return true;
-}
-
-// The ranks that no process has claimed; ranks that gave up waiting for them are no cause.
-std::string missing_ranks(ControlSegment& control, int num_ranks) {
-    std::string missing, gave_up;
-    for (int peer = 0; peer < num_ranks; ++peer) {
-        if (control.process_of(peer).load(std::memory_order_acquire) != 0) continue;
-        std::string& list = control.left(peer).load() == 0 ? missing : gave_up;
-        list += fmt::format("{}{}", list.empty() ? "" : ", ", peer);
-    }
-    return missing.empty() ? gave_up + ", which had come before and gave up," : missing;
-}
-
-// Releases ranks whose processes have ended. Returns true if all ranks have joined. Requires the lock.
-bool release_ended_ranks(ControlSegment& control, int num_ranks) {
-    if (control.is_complete.load() == 1) return true;
-    bool all_there = true;
-    for (int peer = 0; peer < num_ranks; ++peer) {
-        std::atomic<uint64_t>& process = control.process_of(peer);
-        if (process.load() != 0 && ProcessWatch(process_from(process.load())).has_ended()) process.store(0);
-        all_there = all_there && process.load() != 0;
-    }
-    if (all_there) control.is_complete.store(1);
-    return all_there;
-}
 
 }  // namespace
 
@@ -203,29 +115,9 @@ std::shared_ptr<ControlSegment> join_control_segment(const ncclUniqueId& id, int
     const IdContents contents = contents_of(id);
     auto mapping = std::make_shared<Mapping>(map_segment(contents, num_ranks));
     std::shared_ptr<ControlSegment> control(mapping, reinterpret_cast<ControlSegment*>(mapping->data()));
-    const uint64_t timeout_ns = join_timeout_ns();
-    const uint64_t deadline_ns = saturating_add(steady_now_ns(), timeout_ns);
-    claim_rank(*control, num_ranks, rank, deadline_ns);
-
-    Interruption interruption;
-    const auto is_over = [&] {
-        if (control->is_complete.load(std::memory_order_acquire) == 1 || interruption.has_come()) return true;
-        if (!are_all_claimed(*control, num_ranks)) return false;
-        const JoinLock lock(*control, rank, deadline_ns);
-        return release_ended_ranks(*control, num_ranks);
-    };
-    if (!LocalExecutor(num_ranks).wait(is_over, deadline_ns) || control->is_complete.load() == 0) {
-        const JoinLock lock(*control, rank, saturating_add(steady_now_ns(), kJoinLockNs));
-        if (!release_ended_ranks(*control, num_ranks)) {
-            const std::string missing = missing_ranks(*control, num_ranks);
-            control->left(rank).store(1);
-            control->process_of(rank).store(0);  // no rank may rely on this one
-            require(!interruption.has_come(), ncclRemoteError, "rank {} was interrupted waiting for ranks {} to join",
-                    rank, missing);
-            fail(ncclRemoteError, "rank {} timed out after {} ms waiting for ranks {} to join", rank,
-                 timeout_ns / 1'000'000, missing);
-        }
-    }
+    SystemProcesses processes;
+    LocalExecutor executor(num_ranks);
+    join(*control, num_ranks, rank, processes, executor, join_timeout_ns());
     // Also in a process that inherited the descriptor by a fork.
     const std::lock_guard lock(open_segments().mutex);
     open_segments().by_nonce.erase(contents.nonce);
