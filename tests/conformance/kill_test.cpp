@@ -2,11 +2,14 @@
 // Jobs in which a process is killed at a random time, while ranks come late, are done early, and end their processes as
 // soon as a call fails, without destroying anything: each survivor's message names the killed rank, never one that
 // ended because of it.
+#include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/time.h>
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -204,6 +207,40 @@ TEST(Kill, WhileRanksJoinIsNamedByAllSurvivors) {
                 _exit(0);
             });
         });
+}
+
+// A rank that has lost another one may make other calls than one that has not noticed yet, as to destroy its group:
+// that is no mistake of the program.
+TEST(Kill, OtherCallsOfARankThatFailedAreNoMistake) {
+    on_each_backend({Backend::kProcesses, Backend::kHosts}, [](const BackendSpec& backend) {
+        constexpr int kRanks = 3, kKilled = 2;
+        Messages messages(kRanks);
+        BackendSpec spec = backend;
+        spec.doomed = {kKilled};
+        spec.ranks_per_host = kRanks;
+        const JoinAs join = way_to_join(spec, kRanks);
+        const RunReport report = fork_ranks(spec, kRanks, [&](int rank) -> ChildReport {
+            ncclComm_t comm = nullptr;
+            if (join(&comm, rank) != ncclSuccess) return {{crossdockGetLastError()}, 0};
+            if (rank == kKilled) raise(SIGKILL);
+            void* memory = nullptr;
+            ncclWindow_t window = nullptr;
+            if (rank == 0) {
+                crossdockCommBarrier(comm);
+            } else {
+                while (std::atomic_ref(messages[0][0]).load() == '\0') sched_yield();
+                crossdockMemAlloc(&memory, 4096);
+                crossdockCommWindowRegister(comm, memory, 4096, &window, 0);
+            }
+            note_failure(messages[rank]);
+            crossdockCommDestroy(comm);
+            crossdockMemFree(memory);
+            return {};
+        });
+        EXPECT_EQ(report.failures, std::vector<std::string>());
+        for (const int rank : {0, 1})
+            EXPECT_EQ(named_in(messages[rank].data()), std::to_string(kKilled)) << messages[rank].data();
+    });
 }
 
 }  // namespace

@@ -113,6 +113,9 @@ void CpuCommunicator::gather_chunk(uint64_t number, const PostLabel& label, std:
         std::byte* target = all + static_cast<size_t>(peer) * stride;
         const auto seen = exchange_->read(peer, number, found, target, chunk_bytes);
         if (seen == PostSeen::kGone) fail_for(peer, label.what, "it did not wait any longer");
+        // A rank that has failed may make other calls, such as to destroy its group.
+        if (seen == PostSeen::kRead && found != label && exchange_->reported_loss(peer) >= 0)
+            fail_for(peer, label.what, fmt::format("it is in {}", printable(found.what, sizeof(found.what))));
         require(seen == PostSeen::kNotYet || found == label, ncclInvalidUsage,
                 "rank {} is in {} with {} bytes while rank {} is in {} with {} bytes: every rank makes the same calls "
                 "in the same order",
