@@ -150,12 +150,20 @@ typedef struct {
     uint64_t cut_at_step; /* scheduler steps */
     uint64_t max_put_delay_ns; /* of a message, in simulated time; 0: 30000 */
     uint64_t put_ns_per_kib;   /* how long 1024 bytes occupy a rank's link; 0: 20 */
+    /* 1: ranks are as processes. Each starts at a time of its own, and joins: as crossdockCommInitRank does, it waits
+     * until all have come. Where that fails, because a rank was killed before, the program is called with comm NULL,
+     * and crossdockGetLastError() says why. A rank that was killed, or whose program has returned, counts as an ended
+     * process: who waits for it is told at once. 0: all ranks have joined before the programs begin, and ends are not
+     * seen, as on GPUs: who waits for a rank that was killed times out. */
+    int are_processes;
+    uint64_t max_start_delay_ns; /* are_processes: how late a rank may start, in simulated time; 0: 100000 */
 } crossdockSimulationConfig_t;
 
 #define CROSSDOCK_SIMULATION_CONFIG_INIT \
-    { sizeof(crossdockSimulationConfig_t), NCCL_EP_MAGIC, 0, 0, -1, 0, CROSSDOCK_FAULT_NONE, -1, 0, 0, 0 }
+    { sizeof(crossdockSimulationConfig_t), NCCL_EP_MAGIC, 0, 0, -1, 0, CROSSDOCK_FAULT_NONE, -1, 0, 0, 0, 0, 0 }
 
-/* One rank's program. It may use the communicator until it returns; it must not block outside the library. */
+/* One rank's program. It may use the communicator until it returns; it must not block outside the library. comm NULL:
+ * the rank could not join (are_processes). */
 typedef void (*crossdockRankProgram_t)(ncclComm_t comm, int rank, void* context);
 
 /* Runs program once per rank, every rank as a fiber of the calling thread, in simulated time: one seed is one run, bit

@@ -49,7 +49,11 @@ cpu::SimulationConfig checked_config(const crossdockSimulationConfig_t& config, 
             "config->killed_rank is {}, allowed: -1..{}", config.killed_rank, num_ranks - 1);
     require(config.cut_rank >= -1 && config.cut_rank < num_ranks, ncclInvalidArgument,
             "config->cut_rank is {}, allowed: -1..{}", config.cut_rank, num_ranks - 1);
+    require(config.are_processes == 0 || config.are_processes == 1, ncclInvalidArgument,
+            "config->are_processes is {}, allowed: 0, 1", config.are_processes);
     cpu::SimulationConfig checked;
+    checked.are_processes = config.are_processes == 1;
+    if (config.max_start_delay_ns != 0) checked.max_start_delay_ns = config.max_start_delay_ns;
     checked.seed = config.seed;
     if (config.max_copy_delay_ns != 0) checked.max_copy_delay_ns = config.max_copy_delay_ns;
     checked.killed_rank = config.killed_rank;

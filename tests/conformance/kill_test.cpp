@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs in which a process is killed at a random time, while ranks come late, are done early, and end their processes as
-// soon as a call fails, without destroying anything: each survivor's message names the killed rank, never one that
-// ended because of it.
+// Jobs in which a rank is killed at a random time, while ranks come late, are done early, and end as soon as a call
+// fails, without destroying anything: each survivor's message names the killed rank, never one that ended because of
+// it. Ranks are processes, or a simulation plays them.
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdio>
@@ -90,10 +91,11 @@ struct Job {
 };
 
 // Steps until a call fails, or all are made. Returns false if one failed.
-bool run_steps(RankContext& context, const Job& job, ncclEpGroup_t group, const Problem& problem) try {
+bool run_steps(RankContext& context, const Job& job, ncclEpGroup_t group, const Problem& problem, int num_steps) try {
     Layer layer(context, group, problem, {.without_update = is_ht(job.mode), .peers_may_die = true});
-    const auto thinks_us = static_cast<useconds_t>(job.thinks_us[static_cast<size_t>(context.rank())]);
-    for (int step = 0; step < job.num_steps; ++step) {
+    const auto thinks_us =
+        context.is_simulated() ? 0 : static_cast<useconds_t>(job.thinks_us[static_cast<size_t>(context.rank())]);
+    for (int step = 0; step < num_steps; ++step) {
         if (thinks_us != 0) usleep(thinks_us);
         for (int phase = 0; phase < num_phases(job.mode); ++phase) {
             prepare_phase(layer, phase);
@@ -116,7 +118,7 @@ void live_and_leave(RankContext& context, const Job& job, Messages& messages) {
     const ncclEpGroupConfig_t config = group_config_for(context, problem);
     ncclEpGroup_t group = nullptr;
     const bool is_clean = create_group(context, &group, context.comm(), &config) == ncclSuccess &&
-                          run_steps(context, job, group, problem);
+                          run_steps(context, job, group, problem, job.num_steps);
     if (!is_clean) note_failure(messages[rank]);
     const int end = job.ends[static_cast<size_t>(rank)];
     if (end == 0) _exit(0);
@@ -240,6 +242,83 @@ TEST(Kill, OtherCallsOfARankThatFailedAreNoMistake) {
         EXPECT_EQ(report.failures, std::vector<std::string>());
         for (const int rank : {0, 1})
             EXPECT_EQ(named_in(messages[rank].data()), std::to_string(kKilled)) << messages[rank].data();
+    });
+}
+
+// Groups that programs leave behind, as a process leaves them to the system.
+struct LeftGroups {
+    std::vector<ncclEpGroup_t> groups;
+    ~LeftGroups() {
+        for (ncclEpGroup_t group : groups) ncclEpGroupDestroy(group);
+    }
+};
+
+// leaves_after: steps after which the job's lost rank returns from its program; -1: it stays.
+void live_in_simulation(RankContext& context, const Job& job, int leaves_after, Messages& messages, LeftGroups& left) {
+    const int rank = context.rank();
+    // A rank that could not join has no communicator.
+    if (context.comm() == nullptr || crossdockCommBarrier(context.comm()) != ncclSuccess)
+        return note_failure(messages[rank]);
+    const Problem problem = busy_problem(job.num_ranks, job.layout, 4, job.mode);
+    ncclEpGroupConfig_t config = group_config_for(context, problem);
+    config.timeout_ns = kNeverNs;  // nobody waits for the timeout
+    ncclEpGroup_t group = nullptr;
+    const bool leaves = rank == job.killed && leaves_after >= 0;
+    const int num_steps = 1 + job.num_steps % 6;
+    const bool is_clean =
+        create_group(context, &group, context.comm(), &config) == ncclSuccess &&
+        run_steps(context, job, group, problem, leaves ? std::min(leaves_after, num_steps) : num_steps);
+    if (!is_clean) note_failure(messages[rank]);
+    if (group == nullptr) return;
+    // To destroy it is collective.
+    if (job.ends[static_cast<size_t>(rank)] == 2 && !leaves)
+        ncclEpGroupDestroy(group);
+    else
+        left.groups.push_back(group);
+}
+
+// Ranks of a simulation that are as processes: they start late, join, and end without destroying anything. One is
+// killed at any step, often while ranks join, or returns from its program early. Nothing depends on timeouts, and
+// without a loss nobody is named.
+TEST(Kill, InASimulationIsNamedByAllSurvivors) {
+    on_each_backend({Backend::kSimulation}, [&](const BackendSpec& backend) {
+        const Seeds seeds = seeds_or(0, 400);
+        int num_told = 0, num_joining = 0, num_wrong = 0;
+        for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && num_wrong == 0; ++seed) {
+            const Job job(seed);
+            Random random(seed + 1'000'000);
+            BackendSpec spec = backend;
+            spec.simulation.seed = seed;
+            spec.simulation.are_processes = 1;
+            const std::string replay = replay_line(spec.kind, job.num_ranks, seed);
+            // Returns how many steps it took.
+            const auto run = [&](Messages& messages, int leaves_after) {
+                LeftGroups left;
+                const RunReport report = run_ranks(spec, job.num_ranks, [&](RankContext& context) {
+                    live_in_simulation(context, job, leaves_after, messages, left);
+                });
+                for (const std::string& failure : failures_of_others(report, job.killed))
+                    ADD_FAILURE() << failure << "\nreplay: " << replay;
+                return report.num_steps;
+            };
+            Messages healthy(job.num_ranks), messages(job.num_ranks);
+            const auto num_steps = static_cast<int>(run(healthy, -1));
+            for (int rank = 0; rank < job.num_ranks; ++rank)
+                EXPECT_STREQ(healthy[rank].data(), "") << "rank " << rank << " of a healthy job\nreplay: " << replay;
+            const bool is_killed = random.chance(75);
+            if (is_killed) {
+                spec.simulation.killed_rank = job.killed;
+                spec.simulation.killed_at_step =
+                    static_cast<uint64_t>(random.below(random.chance(33) ? 100 : num_steps));
+            }
+            run(messages, is_killed ? -1 : random.below(6));
+            num_told += check_names(job, messages, replay, num_wrong);
+            for (int rank = 0; rank < job.num_ranks; ++rank)
+                num_joining += std::string(messages[rank].data()).find("to join") != std::string::npos ? 1 : 0;
+        }
+        EXPECT_GT(num_told, num_joining);
+        EXPECT_GT(num_joining, 0) << "no rank was killed while ranks joined";
+        std::printf("%d survivors were told, %d while ranks joined\n", num_told, num_joining);
     });
 }
 

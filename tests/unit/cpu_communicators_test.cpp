@@ -4,11 +4,13 @@
 // refused after their end.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -337,6 +339,10 @@ TEST(RunSimulation, RefusesBadConfigurations) {
     config = CROSSDOCK_SIMULATION_CONFIG_INIT;
     config.fault = static_cast<crossdockFault_t>(4);
     EXPECT_EQ(crossdockRunSimulation(2, &config, program, &num_runs, nullptr), ncclInvalidArgument);
+    config = CROSSDOCK_SIMULATION_CONFIG_INIT;
+    config.are_processes = 2;
+    EXPECT_EQ(crossdockRunSimulation(2, &config, program, &num_runs, nullptr), ncclInvalidArgument);
+    expect_mentions(last_error(), {"are_processes is 2", "0, 1"});
     EXPECT_EQ(num_runs, 0);
     EXPECT_EQ(crossdockRunSimulation(2, nullptr, program, &num_runs, &num_steps), ncclSuccess);
     EXPECT_EQ(num_runs, 2);
@@ -383,6 +389,56 @@ TEST(RunSimulation, AKilledRanksCallsFailAndItsPeersNameIt) {
                            ++num_failed;
                        });
         EXPECT_EQ(num_failed, 3);
+    }
+}
+
+// Ranks that are as processes start in any order, and none goes on before all have.
+TEST(RunSimulation, RanksAsProcessesStartLateAndJoin) {
+    std::set<int> first_ranks;
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+        std::vector<int> order;
+        const auto run = [&] {
+            return run_simulation(3, {.seed = seed, .are_processes = true}, [&](ncclComm_t comm, int rank) {
+                order.push_back(rank);
+                EXPECT_EQ(crossdockCommBarrier(comm), ncclSuccess) << last_error();
+            });
+        };
+        const SimulationRun once = run(), again = run();
+        EXPECT_EQ(once.trace_hash, again.trace_hash);
+        EXPECT_TRUE(std::equal(order.begin(), order.begin() + 3, order.begin() + 3)) << "seed " << seed;
+        first_ranks.insert(order[0]);
+    }
+    EXPECT_EQ(first_ranks.size(), 3u);
+}
+
+// A rank that is killed before it has joined never runs; the others are told for whom they have waited, once their time
+// is up, and those that give up first are not named.
+TEST(RunSimulation, ARankKilledBeforeItHasJoinedIsNamed) {
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+        int num_runs = 0;
+        run_simulation(3, {.seed = seed, .killed_rank = 1, .killed_at_step = 0, .are_processes = true},
+                       [&](ncclComm_t comm, int rank) {
+                           ++num_runs;
+                           EXPECT_EQ(comm, nullptr);
+                           expect_mentions(last_error(), {fmt::format("rank {} timed out after 60000 ms", rank),
+                                                          "waiting for ranks 1 to join"});
+                       });
+        EXPECT_EQ(num_runs, 2);
+    }
+}
+
+// A rank whose program has returned has ended, and is named at once by those that wait for it, however they learn of
+// it.
+TEST(RunSimulation, ARankWhoseProgramHasReturnedHasEnded) {
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+        int num_told = 0;
+        run_simulation(4, {.seed = seed, .are_processes = true}, [&](ncclComm_t comm, int rank) {
+            if (rank == 2) return;
+            EXPECT_EQ(crossdockCommBarrier(comm), ncclRemoteError);
+            expect_mentions(last_error(), {"lost rank 2: its process has ended"});
+            ++num_told;
+        });
+        EXPECT_EQ(num_told, 3);
     }
 }
 

@@ -23,7 +23,6 @@ namespace {
 
 constexpr uint64_t kDefaultJoinTimeoutNs = 60'000'000'000;
 constexpr uint64_t kDefaultNetworkTimeoutNs = 100'000'000'000;
-constexpr uint64_t kLivenessIntervalNs = 10'000'000;
 
 // A post's number is (call, chunk), so that a call that failed half-way does not shift later numbers. A call of more
 // chunks counts as several. No program makes 2^48 calls.
@@ -132,7 +131,8 @@ void CpuCommunicator::gather_chunk(uint64_t number, const PostLabel& label, std:
             stop_waiting();
             fail(ncclRemoteError, "rank {} was interrupted in {}, waiting for {}", rank_, label.what, list_of(missing));
         }
-        if (const uint64_t now_ns = executor_->now_ns(); now_ns - last_liveness_ns >= kLivenessIntervalNs) {
+        if (const uint64_t now_ns = executor_->now_ns();
+            now_ns - last_liveness_ns >= executor_->liveness_interval_ns()) {
             last_liveness_ns = now_ns;
             std::erase_if(missing, [&](int peer) {
                 const std::string reason = why_gone(peer);

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/log.h"
+#include "fabric/cpu/joining.h"
 #include "fabric/cpu/mailbox.h"
 #include "fabric/cpu/registry.h"
 #include "runtime/cpu/local_executor.h"
@@ -89,6 +91,13 @@ class InProcessCommunicator final : public CpuCommunicator {
         : CpuCommunicator(backend, rank, num_ranks, std::make_unique<MailboxExchange>(control_of(shared), rank),
                           std::move(executor)),
           shared_(std::move(shared)) {}
+    // Kernels' waits end when the peer has ended, as between processes. executor: this communicator's.
+    void watch_peers(Executor& executor) { executor.watch_peers(num_ranks(), *this); }
+
+    std::string why_gone(int rank) override {
+        const bool has_ended = shared_->simulation != nullptr && shared_->simulation->has_ended(rank);
+        return has_ended ? "its process has ended" : "";
+    }
 
     std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override {
         // Simulated ranks touch little of their memory.
@@ -129,6 +138,19 @@ class InProcessCommunicator final : public CpuCommunicator {
     uint64_t num_allocations_ = 0;
 };
 
+// The ranks of a simulation as processes.
+class SimulatedProcesses final : public JoiningProcesses {
+  public:
+    SimulatedProcesses(const Simulation& simulation, int rank) : simulation_(simulation), rank_(rank) {}
+    uint64_t own() override { return static_cast<uint64_t>(rank_) + 1; }
+    bool has_ended(uint64_t process) override { return simulation_.has_ended(static_cast<int>(process) - 1); }
+    int64_t name(uint64_t process) override { return static_cast<int64_t>(process); }
+
+  private:
+    const Simulation& simulation_;
+    int rank_;
+};
+
 }  // namespace
 
 std::vector<std::shared_ptr<CpuCommunicator>> make_thread_communicators(int num_ranks) {
@@ -156,10 +178,25 @@ SimulationRun run_simulation(int num_ranks, const SimulationConfig& config,
     for (int rank = 0; rank < num_ranks; ++rank) {
         // A group that outlives the run keeps the simulation alive through its executor.
         std::shared_ptr<Executor> executor(simulation, &simulation->executor(rank));
-        handles.push_back(publish(
-            std::make_shared<InProcessCommunicator>(kSimulationBackend, rank, num_ranks, shared, std::move(executor))));
+        auto communicator =
+            std::make_shared<InProcessCommunicator>(kSimulationBackend, rank, num_ranks, shared, executor);
+        if (config.are_processes) communicator->watch_peers(*executor);
+        handles.push_back(publish(std::move(communicator)));
     }
-    simulation->run([&](int rank) { program(handles[static_cast<size_t>(rank)], rank); });
+    const auto joins = [&](int rank) {
+        SimulatedProcesses processes(*simulation, rank);
+        try {
+            join(*control_of(shared), num_ranks, rank, processes, simulation->executor(rank), join_timeout_ns());
+            return true;
+        } catch (const Error& error) {
+            report_failure(error.code(), error.what());
+            return false;
+        }
+    };
+    simulation->run([&](int rank) {
+        const bool has_joined = !config.are_processes || joins(rank);
+        program(has_joined ? handles[static_cast<size_t>(rank)] : nullptr, rank);
+    });
     return {simulation->num_steps(), simulation->trace_hash()};
 }
 

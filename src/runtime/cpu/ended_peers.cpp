@@ -14,9 +14,12 @@ constexpr uint64_t kNsPerRank = 100'000;  // has_ended() takes a system call or 
 }  // namespace
 
 EndedPeers::EndedPeers(int num_ranks, PeerLosses& losses)
+    : EndedPeers(num_ranks, losses, std::max(kLeastIntervalNs, kNsPerRank * static_cast<uint64_t>(num_ranks))) {}
+
+EndedPeers::EndedPeers(int num_ranks, PeerLosses& losses, uint64_t interval_ns)
     : num_ranks_(num_ranks),
       losses_(losses),
-      interval_ns_(std::max(kLeastIntervalNs, kNsPerRank * static_cast<uint64_t>(num_ranks))),
+      interval_ns_(interval_ns),
       numbers_(std::make_unique<std::atomic<uint32_t>[]>(static_cast<size_t>(num_ranks))) {}
 
 void EndedPeers::look() {

@@ -29,8 +29,10 @@ class EndedPeers {
   public:
     // losses: must outlive this.
     EndedPeers(int num_ranks, PeerLosses& losses);
+    // look() looks at most once per interval.
+    EndedPeers(int num_ranks, PeerLosses& losses, uint64_t interval_ns);
 
-    // Call it while all warps wait. Checks all ranks, but takes at most 1 % of the time.
+    // Call it while all warps wait. Checks all ranks, but takes at most 1 % of the time, unless an interval is given.
     void look();
 
     // A warp calls this after a failed poll for the peer; told: the warp's own, initially 0. Returns -1 while the peer

@@ -5,7 +5,6 @@
 
 #include <memory>
 
-#include "runtime/cpu/ended_peers.h"
 #include "runtime/cpu/executor.h"
 #include "runtime/cpu/progress.h"
 
@@ -17,13 +16,10 @@ class LocalExecutor final : public Executor {
     // num_ranks: number of ranks that share this host's cores. progress: called while warps wait; may be null.
     explicit LocalExecutor(int num_ranks, std::shared_ptr<Progress> progress = nullptr);
 
-    // Call before the first launch. Waits for a rank end once that has ended. losses: must outlive the executor's last
-    // launch.
-    void watch_peers(int num_ranks, PeerLosses& losses);
-
     void run(const LaunchShape& shape, const std::function<void(Warp&)>& kernel) override;
     bool wait(const std::function<bool()>& ready, uint64_t deadline_ns) override;
     uint64_t now_ns() override;
+    void watch_peers(int num_ranks, PeerLosses& losses) override;
 
   private:
     int num_spins_;

@@ -19,10 +19,15 @@ constexpr uint64_t kStepNs = 10;  // simulated time of one step
 // note_progress(); more cover chains of tasks that proceed by plain stores within a rank.
 constexpr int kIdleRounds = 16;
 
-// From time to time one rank is stalled, since uniform picks alone would keep all ranks in step.
-constexpr uint64_t kStallOneIn = 128;
-constexpr uint64_t kMaxStallSteps = 512;
-constexpr int kMaxRedraws = 3;
+// From time to time one rank is stalled, since uniform picks alone would keep all ranks in step. A process may get no
+// core for so long that others end meanwhile.
+struct Stalls {
+    uint64_t one_in;
+    uint64_t max_steps;
+    int max_redraws;
+};
+constexpr Stalls kStalls = {128, 512, 3};
+constexpr Stalls kStallsOfProcesses = {1024, 16'384, 16};
 
 }  // namespace
 
@@ -56,6 +61,7 @@ Task& Scheduler::spawn(int rank, size_t stack_bytes, void (*body)(void*), void* 
     task->deadline_ns = UINT64_MAX;
     task->num_copies = 0;
     task->unwinds_on_deadlock = true;
+    task->sleeps = false;
     task->fiber.start(body, argument);
     ready_.push_back(task);
     ++num_live_;
@@ -74,14 +80,15 @@ Task& Scheduler::current() {
 
 Task& Scheduler::pick() {
     while (ready_.empty()) all_are_idle();
+    const Stalls& stalls = config_.are_processes ? kStallsOfProcesses : kStalls;
     size_t i = random_.below(ready_.size());
-    for (int redraw = 0; redraw < kMaxRedraws; ++redraw) {
+    for (int redraw = 0; redraw < stalls.max_redraws; ++redraw) {
         if (ready_[i]->rank != stalled_rank_ || num_steps_ >= stalled_until_step_) break;
         i = random_.below(ready_.size());
     }
-    if (random_.one_in(kStallOneIn)) {
+    if (random_.one_in(stalls.one_in)) {
         stalled_rank_ = static_cast<int>(random_.below(static_cast<uint64_t>(num_ranks_)));
-        stalled_until_step_ = num_steps_ + random_.below(kMaxStallSteps);
+        stalled_until_step_ = num_steps_ + random_.below(stalls.max_steps);
     }
     Task* task = ready_[i];
     ready_[i] = ready_.back();
@@ -102,7 +109,7 @@ void Scheduler::step(Task& task) {
     }
     ++num_steps_;
     advance_to(now_ns_ + kStepNs);
-    if (now_ns_ >= task.deadline_ns) wait_expired_ = true;
+    if (now_ns_ >= task.deadline_ns && !task.sleeps) wait_expired_ = true;
     task.deadline_ns = UINT64_MAX;
     trace_hash_ = Random::mix(trace_hash_ ^ task.id) + now_ns_;
     current_ = &task;
@@ -242,6 +249,13 @@ void Scheduler::poll(uint64_t deadline_ns) {
     task.polled_at_ns = now_ns_;
     polled_.push_back(&task);
     suspend();
+}
+
+void Scheduler::sleep(uint64_t until_ns) {
+    Task& task = current();
+    task.sleeps = true;
+    while (now_ns_ < until_ns) poll(until_ns);
+    task.sleeps = false;
 }
 
 void Scheduler::block() {

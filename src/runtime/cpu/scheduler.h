@@ -23,6 +23,8 @@ struct SimulationConfig {
     uint64_t max_copy_delay_ns = 20'000;
     int killed_rank = -1;  // -1: none
     uint64_t killed_at_step = 0;
+    bool are_processes = false;  // ranks start late and join, and their ends are seen
+    uint64_t max_start_delay_ns = 100'000;
     Fault fault = Fault::kNone;
     NetworkConfig network;
 };
@@ -43,6 +45,7 @@ struct Task {
     std::vector<uint64_t> pending_copies;  // numbers of those that have not landed, ascending
     bool awaits_copies = false;
     bool blocked = false;
+    bool sleeps = false;
     bool unwinds_on_deadlock = true;  // false during waits that are certain to end, such as for its launch
 };
 
@@ -67,6 +70,8 @@ class Scheduler {
     // Call after a failed poll. May return with the clock at deadline_ns if no task can make progress before. Throws on
     // a deadlock, and in every later wait.
     void poll(uint64_t deadline_ns);
+    // Until this time, while others run. Not a wait that expires.
+    void sleep(uint64_t until_ns);
     // Waits until wake(). Throws like poll() if the task unwinds on deadlock.
     void block();
     void wake(Task& task);

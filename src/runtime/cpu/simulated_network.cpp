@@ -137,6 +137,14 @@ void SimulatedNetwork::read_source(Message& message) {
     message.source = nullptr;
 }
 
+uint64_t SimulatedNetwork::last_arrival_ns(int rank) const {
+    uint64_t last_ns = 0;
+    for (const Message& message : messages_) {
+        if (message.rank == rank) last_ns = std::max(last_ns, message.arrives_at_ns);
+    }
+    return last_ns;
+}
+
 bool SimulatedNetwork::advance_to(uint64_t now_ns) {
     bool has_arrived = false;
     while (!messages_.empty() && messages_.front().arrives_at_ns <= now_ns) {

@@ -37,6 +37,8 @@ class SimulatedNetwork {
 
     // When the next message arrives; UINT64_MAX: none is under way.
     uint64_t next_arrival_ns() const { return messages_.empty() ? UINT64_MAX : messages_.front().arrives_at_ns; }
+    // The latest time at which a message of the rank arrives; 0: none is under way.
+    uint64_t last_arrival_ns(int rank) const;
     // Delivers messages. Returns false if none has arrived by then.
     bool advance_to(uint64_t now_ns);
 

@@ -18,6 +18,7 @@ struct SimulatedLaunch {
     SlotChecker* checker;
     const std::function<void(Warp&)>* kernel;
     Task* launcher;
+    EndedPeers* peers;  // may be null
     int rank;
     int num_running;
     bool is_users;
@@ -56,7 +57,17 @@ class SimulatedWarp final : public Warp, private ProtocolChecker {
     }
     void pause(uint64_t deadline_ns) override {
         const ExecutorsWork work(kernel());
+        if (launch_->peers != nullptr) launch_->peers->look();
         scheduler().poll(deadline_ns);
+    }
+
+    int rank_to_name(int peer) override {
+        const ExecutorsWork work(kernel());
+        return launch_->peers == nullptr ? -1 : launch_->peers->rank_to_name(peer, told_of_ended_);
+    }
+    void report_loss(int rank) override {
+        const ExecutorsWork work(kernel());
+        if (launch_->peers != nullptr && !is_killed()) launch_->peers->report_loss(rank);
     }
 
     void scheduling_point() override {
@@ -178,6 +189,7 @@ class SimulatedWarp final : public Warp, private ProtocolChecker {
     SimulatedLaunch* launch_;
     SimulatedBlock* block_;
     Task* task_ = nullptr;
+    uint32_t told_of_ended_ = 0;
 };
 
 class SimulatedExecutor final : public Executor {
@@ -189,7 +201,8 @@ class SimulatedExecutor final : public Executor {
         require_alive();
         Task& launcher = scheduler_->current();
         const int num_warps = shape.num_blocks * shape.warps_per_block;
-        SimulatedLaunch launch{scheduler_, checker_, &kernel, &launcher, rank_, num_warps, shape.is_users, nullptr};
+        SimulatedLaunch launch{scheduler_, checker_,  &kernel,        &launcher, peers_.get(),
+                               rank_,      num_warps, shape.is_users, nullptr};
         std::vector<SimulatedBlock> blocks(static_cast<size_t>(shape.num_blocks));
         std::vector<SimulatedWarp> warps;
         warps.reserve(static_cast<size_t>(num_warps));
@@ -225,15 +238,24 @@ class SimulatedExecutor final : public Executor {
 
     bool wait(const std::function<bool()>& ready, uint64_t deadline_ns) override {
         scheduler_->yield();  // other ranks may run first
-        while (!ready()) {
-            if (scheduler_->is_killed(rank_) || scheduler_->now_ns() >= deadline_ns) return false;
+        // A killed rank does not act on what it would have seen.
+        while (!scheduler_->is_killed(rank_)) {
+            if (ready()) {
+                scheduler_->note_progress();
+                return true;
+            }
+            if (scheduler_->now_ns() >= deadline_ns) break;
             scheduler_->poll(deadline_ns);
         }
-        scheduler_->note_progress();
-        return true;
+        return false;
     }
 
     uint64_t now_ns() override { return scheduler_->now_ns(); }
+    // To look costs nothing here, and a later look would depend on real time.
+    void watch_peers(int num_ranks, PeerLosses& losses) override {
+        peers_ = std::make_unique<EndedPeers>(num_ranks, losses, 0);
+    }
+    uint64_t liveness_interval_ns() const override { return 0; }
     Scheduler* scheduler() override { return scheduler_; }
 
   private:
@@ -245,6 +267,7 @@ class SimulatedExecutor final : public Executor {
     Scheduler* scheduler_;
     SlotChecker* checker_;
     int rank_;
+    std::unique_ptr<EndedPeers> peers_;  // null: ends are not seen
 };
 
 struct Program {
@@ -259,7 +282,7 @@ struct Program {
 }  // namespace
 
 Simulation::Simulation(int num_ranks, const SimulationConfig& config)
-    : scheduler_(num_ranks, config), checker_(scheduler_) {
+    : scheduler_(num_ranks, config), checker_(scheduler_), has_returned_(static_cast<size_t>(num_ranks), false) {
     for (int rank = 0; rank < num_ranks; ++rank) {
         executors_.push_back(std::make_unique<SimulatedExecutor>(scheduler_, checker_, rank));
     }
@@ -267,10 +290,28 @@ Simulation::Simulation(int num_ranks, const SimulationConfig& config)
 
 Simulation::~Simulation() = default;
 
+bool Simulation::has_ended(int rank) const {
+    return scheduler_.config().are_processes && (is_killed(rank) || has_returned_[static_cast<size_t>(rank)]);
+}
+
 Executor& Simulation::executor(int rank) { return *executors_[static_cast<size_t>(rank)]; }
 
-void Simulation::run(const std::function<void(int)>& program) {
+void Simulation::run(const std::function<void(int)>& body) {
     report_stack_overflows(nullptr);
+    const std::function<void(int)> as_process = [&](int rank) {
+        const uint64_t delay_ns = scheduler_.random().below(scheduler_.config().max_start_delay_ns + 1);
+        scheduler_.sleep(scheduler_.now_ns() + delay_ns);
+        struct Return {
+            Simulation& simulation;
+            int rank;
+            ~Return() { simulation.has_returned_[static_cast<size_t>(rank)] = true; }
+        } at_the_end{*this, rank};
+        if (is_killed(rank)) return;
+        body(rank);
+        // What it has sent comes before its end is seen.
+        scheduler_.sleep(network().last_arrival_ns(rank));
+    };
+    const std::function<void(int)>& program = scheduler_.config().are_processes ? as_process : body;
     std::vector<Program> programs;
     for (int rank = 0; rank < static_cast<int>(executors_.size()); ++rank) programs.push_back({&program, rank});
     std::vector<Task*> tasks;
