@@ -16,15 +16,15 @@ namespace crossdock::python {
 namespace {
 
 // A tensor of two dimensions.
-struct View {
+struct Matrix {
     void* data;
     int64_t sizes[2], strides[2];
     int device;  // -1: the host
 
-    static View of(nb::handle tensor) {
+    static Matrix of(nb::handle tensor) {
         nb::dlpack::dltensor found;
         if (view_torch(tensor, found) && found.ndim == 2) {
-            View view{found.data, {found.shape[0], found.shape[1]}, {found.shape[1], 1}, -1};
+            Matrix view{found.data, {found.shape[0], found.shape[1]}, {found.shape[1], 1}, -1};
             if (found.strides != nullptr) std::copy_n(found.strides, 2, view.strides);
             if (is_on_cuda(found)) view.device = found.device.device_id;
             return view;
@@ -39,13 +39,13 @@ struct View {
     }
 };
 
-// What torch calls a type, and a tensor that makes others of it.
-struct Kind {
+// Makes tensors of the type and on the device of another one.
+struct Alike {
     nb::object dtype;
     nb::object like;
     int device;  // -1: the host
 
-    static Kind of(nb::handle tensor, int device) { return {tensor.attr("dtype"), nb::borrow(tensor), device}; }
+    static Alike of(nb::handle tensor, int device) { return {tensor.attr("dtype"), nb::borrow(tensor), device}; }
     nb::object make(int64_t rows) const {
         return new_tensor(nb::make_tuple(rows), nb::make_tuple(1), dtype, like, device);
     }
@@ -64,7 +64,7 @@ struct Kind {
 // Adds scales of any strides.
 ncclEpTensor_t* add_scales(CallArrays& arrays, nb::handle scales, const char* name, int64_t (&strides)[2]) {
     if (scales.is_none()) return nullptr;
-    const View view = View::of(scales);
+    const Matrix view = Matrix::of(scales);
     std::copy_n(view.strides, 2, strides);
     Array array;
     array.set_memory(view.data, ncclInt32, view.device < 0 ? Place::kHost : Place::kCuda, view.device, true);
@@ -85,15 +85,15 @@ struct DispatchCall {
     bool zero_padding, column_major;
 
     Received make_outputs(int64_t num_rows, nb::handle topk_idx, int device) const {
-        Received made{Kind::of(x, device).make(num_rows, View::of(x).sizes[1])};
+        Received made{Alike::of(x, device).make(num_rows, Matrix::of(x).sizes[1])};
         if (!scales.is_none()) {
-            const Kind kind = Kind::of(scales, device);
-            const int64_t columns = View::of(scales).sizes[1];
+            const Alike kind = Alike::of(scales, device);
+            const int64_t columns = Matrix::of(scales).sizes[1];
             made.scales = column_major ? kind.make_by_column(num_rows, columns) : kind.make(num_rows, columns);
         }
-        if (!plan.by_expert) made.ids = Kind::of(topk_idx, device).make(num_rows, plan.num_topk);
+        if (!plan.by_expert) made.ids = Alike::of(topk_idx, device).make(num_rows, plan.num_topk);
         if (!topk_weights.is_none()) {
-            const Kind kind = Kind::of(topk_weights, device);
+            const Alike kind = Alike::of(topk_weights, device);
             made.weights = plan.by_expert ? kind.make(num_rows) : kind.make(num_rows, plan.num_topk);
         }
         return made;
@@ -127,11 +127,11 @@ void take_handle(const ElasticPlan& plan, ElasticLease& lease, bool is_captured)
     lease.free = found[1];
 }
 
-nb::object dispatch(nb::handle plan_object, nb::handle x, nb::handle scales, nb::handle topk_idx,
-                    nb::handle topk_weights, nb::handle statistics, int64_t num_rows, int64_t num_sources,
-                    unsigned int num_sms, bool copies_topk_idx, bool zero_padding, bool column_major) {
+nb::object elastic_dispatch(nb::handle plan_object, nb::handle x, nb::handle scales, nb::handle topk_idx,
+                            nb::handle topk_weights, nb::handle statistics, int64_t num_rows, int64_t num_sources,
+                            unsigned int num_sms, bool copies_topk_idx, bool zero_padding, bool column_major) {
     const auto& plan = nb::cast<const ElasticPlan&>(plan_object);
-    const View ids = View::of(topk_idx);
+    const Matrix ids = Matrix::of(topk_idx);
     const int device = ids.device;
     const bool is_captured = device >= 0 && is_capturing();
     nb::object lease_object = nb::inst_alloc(nb::type<ElasticLease>());
@@ -147,7 +147,7 @@ nb::object dispatch(nb::handle plan_object, nb::handle x, nb::handle scales, nb:
 
     const DispatchCall call_of{plan, x, scales, topk_weights, statistics, zero_padding, column_major};
     const Received received = call_of.make_outputs(num_rows, topk_idx, device);
-    const Kind int32 = Kind::of(plan.like, device);
+    const Alike int32 = Alike::of(plan.like, device);
     const nb::object sources = int32.make(num_sources, plan.num_topk + 2);
     const nb::object rank_ends = nb::cast<PieceMaker&>(plan.of_ranks).make(is_captured);
     const nb::object expert_counts = nb::cast<PieceMaker&>(plan.of_experts).make(is_captured);
@@ -156,7 +156,7 @@ nb::object dispatch(nb::handle plan_object, nb::handle x, nb::handle scales, nb:
     // High throughput keeps what it needs itself.
     const bool is_copied_by_kernel = copies_topk_idx && plan.is_low_latency;
     if (is_copied_by_kernel) {
-        kept = Kind::of(topk_idx, device).make(ids.sizes[0], ids.sizes[1]);
+        kept = Alike::of(topk_idx, device).make(ids.sizes[0], ids.sizes[1]);
     } else if (copies_topk_idx) {
         kept = topk_idx.attr("clone")();
     }
@@ -184,15 +184,15 @@ nb::object dispatch(nb::handle plan_object, nb::handle x, nb::handle scales, nb:
                           rank_ends, expert_counts, expert_ends);
 }
 
-nb::object dispatch_again(nb::handle lease_object, nb::handle x, nb::handle scales, nb::handle topk_weights,
-                          nb::handle statistics, unsigned int num_sms, bool zero_padding, bool column_major) {
+nb::object elastic_dispatch_again(nb::handle lease_object, nb::handle x, nb::handle scales, nb::handle topk_weights,
+                                  nb::handle statistics, unsigned int num_sms, bool zero_padding, bool column_major) {
     const auto& lease = nb::cast<const ElasticLease&>(lease_object);
     const auto& plan = nb::cast<const ElasticPlan&>(lease.plan);
     auto& handle = nb::cast<Handle&>(lease.taken);
     handle.expect_open();
     if (!plan.is_low_latency) handle.set_sms(num_sms);
     const DispatchCall call_of{plan, x, scales, topk_weights, statistics, zero_padding, column_major};
-    const Received received = call_of.make_outputs(lease.num_rows, lease.topk_idx, View::of(x).device);
+    const Received received = call_of.make_outputs(lease.num_rows, lease.topk_idx, Matrix::of(x).device);
     CallArrays arrays(handle.is_of_cpus());
     auto call = make_struct<crossdockElasticDispatch_t>();
     call_of.describe(arrays, received, call);
@@ -203,18 +203,18 @@ nb::object dispatch_again(nb::handle lease_object, nb::handle x, nb::handle scal
     return nb::make_tuple(received.rows, received.scales, received.ids, received.weights);
 }
 
-nb::object combine(nb::handle lease_object, nb::handle x, nb::handle topk_weights, nb::handle bias, nb::handle bias2,
-                   unsigned int num_sms) {
+nb::object elastic_combine(nb::handle lease_object, nb::handle x, nb::handle topk_weights, nb::handle bias,
+                           nb::handle bias2, unsigned int num_sms) {
     const auto& lease = nb::cast<const ElasticLease&>(lease_object);
     const auto& plan = nb::cast<const ElasticPlan&>(lease.plan);
     auto& handle = nb::cast<Handle&>(lease.taken);
     handle.expect_open();
     if (!plan.is_low_latency) handle.set_sms(num_sms);
-    const View rows = View::of(x);
+    const Matrix rows = Matrix::of(x);
     const int device = rows.device;
-    const nb::object sums = Kind::of(x, device).make(lease.num_tokens, rows.sizes[1]);
+    const nb::object sums = Alike::of(x, device).make(lease.num_tokens, rows.sizes[1]);
     nb::object weights = nb::none();
-    if (!topk_weights.is_none()) weights = Kind::of(topk_weights, device).make(lease.num_tokens, plan.num_topk);
+    if (!topk_weights.is_none()) weights = Alike::of(topk_weights, device).make(lease.num_tokens, plan.num_topk);
     CallArrays arrays(handle.is_of_cpus());
     auto call = make_struct<crossdockElasticCombine_t>();
     call.tokens = arrays.add_known(x, "x", Access::kRead);
@@ -283,22 +283,22 @@ void bind_elastic(nb::module_& module) {
         .def_ro("num_tokens", &ElasticLease::num_tokens)
         .def_ro("num_rows", &ElasticLease::num_rows);
     module.def(
-        "elastic_dispatch", &dispatch, "plan"_a, "x"_a, "scales"_a.none(), "topk_idx"_a, "topk_weights"_a.none(),
-        "statistics"_a.none(), "num_rows"_a, "num_sources"_a, "num_sms"_a, "copies_topk_idx"_a, "zero_padding"_a,
-        "column_major"_a,
+        "elastic_dispatch", &elastic_dispatch, "plan"_a, "x"_a, "scales"_a.none(), "topk_idx"_a,
+        "topk_weights"_a.none(), "statistics"_a.none(), "num_rows"_a, "num_sources"_a, "num_sms"_a, "copies_topk_idx"_a,
+        "zero_padding"_a, "column_major"_a,
         nb::sig(
             "def elastic_dispatch(plan: ElasticPlan, x: object, scales: object, topk_idx: object, "
             "topk_weights: object, statistics: object, num_rows: int, num_sources: int, num_sms: int, copies_topk_idx: "
             "bool, zero_padding: bool, column_major: bool) -> tuple[typing.Any, ...]"),
         "A fresh dispatch to new tensors: (rows, scales, ids, weights, ElasticLease, topk_idx that the library "
         "reads, sources, rank_ends, expert_counts, expert_ends).");
-    module.def("elastic_dispatch_again", &dispatch_again, "lease"_a, "x"_a, "scales"_a.none(), "topk_weights"_a.none(),
-               "statistics"_a.none(), "num_sms"_a, "zero_padding"_a, "column_major"_a,
+    module.def("elastic_dispatch_again", &elastic_dispatch_again, "lease"_a, "x"_a, "scales"_a.none(),
+               "topk_weights"_a.none(), "statistics"_a.none(), "num_sms"_a, "zero_padding"_a, "column_major"_a,
                nb::sig("def elastic_dispatch_again(lease: ElasticLease, x: object, scales: object, topk_weights: "
                        "object, statistics: object, num_sms: int, zero_padding: bool, column_major: bool) -> "
                        "tuple[typing.Any, ...]"),
                "Along the same routing: (rows, scales, ids, weights).");
-    module.def("elastic_combine", &combine, "lease"_a, "x"_a, "topk_weights"_a.none(), "bias"_a.none(),
+    module.def("elastic_combine", &elastic_combine, "lease"_a, "x"_a, "topk_weights"_a.none(), "bias"_a.none(),
                "bias2"_a.none(), "num_sms"_a,
                nb::sig("def elastic_combine(lease: ElasticLease, x: object, topk_weights: object, bias: object, bias2: "
                        "object, num_sms: int) -> tuple[typing.Any, ...]"),

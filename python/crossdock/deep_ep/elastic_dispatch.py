@@ -243,7 +243,7 @@ class Elastic:
         self.groups.dispatches.keep(fresh, values, scales, *key)
 
     def _row_bytes(self, call: Call) -> int:
-        """Of rows and scales that go, and of the bf16 rows that return: as fp32 where a rank must not round its sums."""
+        """Of rows and scales that go, and of bf16 rows that return: as fp32 where a rank must not round its sums."""
         x = call.tokens.values
         there = padded_bytes(x.shape[1] * x.element_size()) + align(4 * call.tokens.num_scales, UNIT)
         return max(there, padded_bytes((4 if self._sums_fp32(call.do_expand) else 2) * x.shape[1]))

@@ -137,13 +137,15 @@ class ElasticGroups:
         while tokens < kind.most_tokens:
             tokens *= 2
         if budget:
-            # A group's budget is at least its tokens; it must not exceed this call's budget, or an overflow is not found.
+            # A group's budget is at least its tokens. More than this call's budget would hide that too many rows come.
             tokens = min(tokens, max(kind.most_tokens, budget))
         row_bytes = max(kind.row_bytes, found.row_bytes if found else 0)
         topk = max(kind.topk, found.topk if found else min(SMALLEST_TOPK, kind.num_experts))
         by_rank = Layout.RANK_MAJOR if is_low_latency else Layout.FLAT
-        # The choices that a group of low latency is for would be those of both layouts, so its first handle says them.
-        fields = {} if is_low_latency else {"num_topk": topk, "max_recv_tokens_per_rank": max(budget, tokens) if budget else 0}
+        # What a group of low latency is for would be memory for both layouts: its first handle says how much it needs.
+        fields = {}
+        if not is_low_latency:
+            fields = {"num_topk": topk, "max_recv_tokens_per_rank": max(budget, tokens) if budget else 0}
         pool = PooledGroup(
             self.ranks,
             kind.device,
