@@ -658,8 +658,9 @@ class DispatchReceive {
     CROSSDOCK_DEVICE void place_all_scales(const Placement& placement, const std::byte* scales, uint64_t part) const {
         CROSSDOCK_ROLLED
         for (uint32_t first = kScalePart * op_.lane(); first < args_.scale_bytes; first += kScalePart * kLanes) {
-            if (first >= kScalePart * kLanes) part = *reinterpret_cast<const uint64_t*>(scales + first);
-            place_scale_part(placement, first, kScalePart, {part, 0});
+            const bool is_first = first < kScalePart * kLanes;
+            place_scale_part(placement, first, kScalePart,
+                             {is_first ? part : *reinterpret_cast<const uint64_t*>(scales + first), 0});
         }
     }
     // Places this lane's part of a row's scales in these groups of lines.
