@@ -59,7 +59,7 @@ def pair_maker(dtype: torch.dtype, device: torch.device, sizes: Extents, strides
 
 
 def _dense(sizes: Extents) -> Extents:
-    return torch.empty(sizes, device="meta").stride()
+    return torch.empty(sizes, dtype=torch.uint8, device="meta").stride()
 
 
 def piece_maker(device: torch.device, length: int) -> PieceMaker:

@@ -2,6 +2,7 @@
 #include "conformance/support/elastic.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -475,7 +476,7 @@ ElasticHandle::ElasticHandle(RankContext& context, ncclEpGroup_t group, const El
     if (is_ht(shape.mode)) lsa_team_size_ = static_cast<int>(traffic_of(context, group).lsa_team_size);
     Fleeting<ncclEpHandleConfig_t> config{NCCL_EP_HANDLE_CONFIG_INIT};
     const bool is_aligned = is_ht(shape.mode) && by_expert;
-    const bool is_set = seed % 2 == 0;  // later, instead of here
+    const bool is_set = seed % 2 == 0 || !std::has_single_bit(shape.alignment);  // later, instead of here
     if (is_aligned && !is_set) config->dispatch_output_per_expert_alignment = shape.alignment;
     const ncclEpLayout_t layout = by_expert           ? NCCL_EP_LAYOUT_EXPERT_MAJOR
                                   : is_ht(shape.mode) ? NCCL_EP_LAYOUT_FLAT
