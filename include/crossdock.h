@@ -319,8 +319,8 @@ ncclResult_t crossdockHandleSetSums(ncclEpHandle_t handle, crossdockSums_t sums)
 
 /* A number of the caller's that all ranks must pass alike to the operations issued from now on, as they must their
  * shapes: for layers whose calls can differ in what the library does not see. A difference fails the operation on all
- * ranks with both numbers, before an output is written. Costs nothing on the way. Handles start with 0.
- * InvalidArgument: tag is above 1023. InvalidUsage: an LL handle. */
+ * ranks with both numbers, before an output is written. Costs nothing on the way. Handles start with 0. LL handles:
+ * elastic operations compare it, others do not. InvalidArgument: tag is above 1023. */
 ncclResult_t crossdockHandleSetTag(ncclEpHandle_t handle, unsigned int tag);
 
 /* Rows of an expert begin at multiples of so many, instead of dispatch_output_per_expert_alignment of the handle's
@@ -407,8 +407,9 @@ typedef struct {
     int64_t out_scale_strides[2];           /* as scale_strides */
     const ncclEpTensor_t* out_topk_idx;     /* optional, by rank: [rows, K] int32 or int64: expert ids as this rank
                                                numbers its own, -1 for those of other ranks; -1 beyond N */
-    const ncclEpTensor_t* out_topk_weights; /* optional, with topk_weights. By rank: [rows, K], all of the token's. By
-                                               expert: [rows], of this choice, the sum where a token names it twice */
+    const ncclEpTensor_t* out_topk_weights; /* optional, with topk_weights. By rank: [rows, K], all of the token's, or
+                                               see own_weights_only. By expert: [rows], of this choice, the sum where a
+                                               token names it twice */
     const ncclEpTensor_t* sources;          /* optional, [N or more, K + 2] int32. Of token n: its source rank *
                                                origin_stride + token; n; by expert, the row of each choice; -1 for
                                                choices on other ranks, and by rank */
@@ -420,12 +421,14 @@ typedef struct {
     const ncclEpTensor_t* topk_idx_copy;    /* optional, LL: [T, K] of the type of ncclEpUpdateHandle's topk_idx, which
                                                is copied there, and read there from now on. HT: NULL, the update has
                                                copied it */
+    /* In. */
+    int own_weights_only; /* by rank. 1: out_topk_weights is 0 where out_topk_idx is -1, for choices of other ranks */
 } crossdockElasticDispatch_t;
 
 #define CROSSDOCK_ELASTIC_DISPATCH_INIT                                                                              \
     {                                                                                                                \
         sizeof(crossdockElasticDispatch_t), NCCL_EP_MAGIC, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0, \
-            0, 0                                                                                                     \
+            0, 0, 0                                                                                                  \
     }
 
 /* One kernel, enqueued on the stream; capturable. More rows than the outputs have fail the group

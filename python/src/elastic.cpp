@@ -105,6 +105,7 @@ struct DispatchCall {
         call.alignment = plan.alignment;
         call.origin_stride = plan.origin_stride;
         call.zero_padding = zero_padding ? 1 : 0;
+        call.own_weights_only = plan.own_weights ? 1 : 0;
         call.out_tokens = arrays.add_rows(received.rows, "recv_x", Access::kWrite, std::nullopt);
         call.out_scales = add_scales(arrays, received.scales, "recv_sf", call.out_scale_strides);
         call.out_topk_idx = arrays.add_known(received.ids, "recv_topk_idx", Access::kWrite);
@@ -129,7 +130,8 @@ void take_handle(const ElasticPlan& plan, ElasticLease& lease, bool is_captured)
 
 nb::object elastic_dispatch(nb::handle plan_object, nb::handle x, nb::handle scales, nb::handle topk_idx,
                             nb::handle topk_weights, nb::handle statistics, int64_t num_rows, int64_t num_sources,
-                            unsigned int num_sms, bool copies_topk_idx, bool zero_padding, bool column_major) {
+                            unsigned int num_sms, unsigned int tag, bool copies_topk_idx, bool zero_padding,
+                            bool column_major) {
     const auto& plan = nb::cast<const ElasticPlan&>(plan_object);
     const Matrix ids = Matrix::of(topk_idx);
     const int device = ids.device;
@@ -160,6 +162,7 @@ nb::object elastic_dispatch(nb::handle plan_object, nb::handle x, nb::handle sca
     } else if (copies_topk_idx) {
         kept = topk_idx.attr("clone")();
     }
+    handle.set_tag(tag);
     if (!plan.is_low_latency) handle.set_sms(num_sms);
     if (!plan.is_low_latency && plan.by_expert) handle.set_alignment(plan.alignment);
 
@@ -185,11 +188,12 @@ nb::object elastic_dispatch(nb::handle plan_object, nb::handle x, nb::handle sca
 }
 
 nb::object elastic_dispatch_again(nb::handle lease_object, nb::handle x, nb::handle scales, nb::handle topk_weights,
-                                  nb::handle statistics, unsigned int num_sms, bool zero_padding, bool column_major) {
+                                  nb::handle statistics, unsigned int num_sms, unsigned int tag, bool zero_padding,
+                                  bool column_major) {
     const auto& lease = nb::cast<const ElasticLease&>(lease_object);
     const auto& plan = nb::cast<const ElasticPlan&>(lease.plan);
     auto& handle = nb::cast<Handle&>(lease.taken);
-    handle.expect_open();
+    handle.set_tag(tag);
     if (!plan.is_low_latency) handle.set_sms(num_sms);
     const DispatchCall call_of{plan, x, scales, topk_weights, statistics, zero_padding, column_major};
     const Received received = call_of.make_outputs(lease.num_rows, lease.topk_idx, Matrix::of(x).device);
@@ -204,11 +208,11 @@ nb::object elastic_dispatch_again(nb::handle lease_object, nb::handle x, nb::han
 }
 
 nb::object elastic_combine(nb::handle lease_object, nb::handle x, nb::handle topk_weights, nb::handle bias,
-                           nb::handle bias2, unsigned int num_sms) {
+                           nb::handle bias2, unsigned int num_sms, unsigned int tag) {
     const auto& lease = nb::cast<const ElasticLease&>(lease_object);
     const auto& plan = nb::cast<const ElasticPlan&>(lease.plan);
     auto& handle = nb::cast<Handle&>(lease.taken);
-    handle.expect_open();
+    handle.set_tag(tag);
     if (!plan.is_low_latency) handle.set_sms(num_sms);
     const Matrix rows = Matrix::of(x);
     const int device = rows.device;
@@ -259,19 +263,19 @@ void bind_elastic(nb::module_& module) {
         .def(
             "__init__",
             [](ElasticPlan* self, nb::object pool, nb::object free, bool is_low_latency, int num_topk,
-               unsigned int alignment, unsigned int origin_stride, bool by_expert, nb::object like, nb::object of_ranks,
-               nb::object of_experts) {
-                new (self) ElasticPlan{pool,          free,      is_low_latency, num_topk, alignment,
-                                       origin_stride, by_expert, like,           of_ranks, of_experts};
+               unsigned int alignment, unsigned int origin_stride, bool by_expert, bool own_weights, nb::object like,
+               nb::object of_ranks, nb::object of_experts) {
+                new (self) ElasticPlan{pool,      free,        is_low_latency, num_topk, alignment, origin_stride,
+                                       by_expert, own_weights, like,           of_ranks, of_experts};
             },
             "pool"_a, "free"_a, "is_low_latency"_a, "num_topk"_a, "alignment"_a, "origin_stride"_a, "by_expert"_a,
-            "like"_a, "of_ranks"_a, "of_experts"_a,
+            "own_weights"_a, "like"_a, "of_ranks"_a, "of_experts"_a,
             nb::sig("def __init__(self, pool: object, free: list[Handle], is_low_latency: bool, num_topk: int, "
-                    "alignment: int, "
-                    "origin_stride: int, by_expert: "
-                    "bool, like: object, of_ranks: PieceMaker, of_experts: PieceMaker) -> None"),
-            "pool: a PooledGroup; like: a tensor of int32 on its device; of_ranks, of_experts: make a number for each "
-            "rank, and for each expert of a rank.")
+                    "alignment: int, origin_stride: int, by_expert: bool, own_weights: bool, like: object, of_ranks: "
+                    "PieceMaker, of_experts: PieceMaker) -> None"),
+            "pool: a PooledGroup; own_weights: received weights of other ranks' experts are 0; like: a tensor of int32 "
+            "on its device; of_ranks, of_experts: make a number for each rank, and for each expert of a rank.")
+        .def_ro("is_low_latency", &ElasticPlan::is_low_latency)
         .def_ro("pool", &ElasticPlan::pool, nb::for_getter(nb::sig("def pool(self) -> typing.Any")));
     nb::class_<ElasticLease>(module, "ElasticLease", nb::type_slots(collected<ElasticLease>()),
                              "A handle that serves one dispatch, its repetitions and its combines.")
@@ -284,24 +288,23 @@ void bind_elastic(nb::module_& module) {
         .def_ro("num_rows", &ElasticLease::num_rows);
     module.def(
         "elastic_dispatch", &elastic_dispatch, "plan"_a, "x"_a, "scales"_a.none(), "topk_idx"_a,
-        "topk_weights"_a.none(), "statistics"_a.none(), "num_rows"_a, "num_sources"_a, "num_sms"_a, "copies_topk_idx"_a,
-        "zero_padding"_a, "column_major"_a,
-        nb::sig(
-            "def elastic_dispatch(plan: ElasticPlan, x: object, scales: object, topk_idx: object, "
-            "topk_weights: object, statistics: object, num_rows: int, num_sources: int, num_sms: int, copies_topk_idx: "
-            "bool, zero_padding: bool, column_major: bool) -> tuple[typing.Any, ...]"),
+        "topk_weights"_a.none(), "statistics"_a.none(), "num_rows"_a, "num_sources"_a, "num_sms"_a, "tag"_a,
+        "copies_topk_idx"_a, "zero_padding"_a, "column_major"_a,
+        nb::sig("def elastic_dispatch(plan: ElasticPlan, x: object, scales: object, topk_idx: object, topk_weights: "
+                "object, statistics: object, num_rows: int, num_sources: int, num_sms: int, tag: int, copies_topk_idx: "
+                "bool, zero_padding: bool, column_major: bool) -> tuple[typing.Any, ...]"),
         "A fresh dispatch to new tensors: (rows, scales, ids, weights, ElasticLease, topk_idx that the library "
-        "reads, sources, rank_ends, expert_counts, expert_ends).");
+        "reads, sources, rank_ends, expert_counts, expert_ends). tag: what ranks compare.");
     module.def("elastic_dispatch_again", &elastic_dispatch_again, "lease"_a, "x"_a, "scales"_a.none(),
-               "topk_weights"_a.none(), "statistics"_a.none(), "num_sms"_a, "zero_padding"_a, "column_major"_a,
+               "topk_weights"_a.none(), "statistics"_a.none(), "num_sms"_a, "tag"_a, "zero_padding"_a, "column_major"_a,
                nb::sig("def elastic_dispatch_again(lease: ElasticLease, x: object, scales: object, topk_weights: "
-                       "object, statistics: object, num_sms: int, zero_padding: bool, column_major: bool) -> "
+                       "object, statistics: object, num_sms: int, tag: int, zero_padding: bool, column_major: bool) -> "
                        "tuple[typing.Any, ...]"),
                "Along the same routing: (rows, scales, ids, weights).");
     module.def("elastic_combine", &elastic_combine, "lease"_a, "x"_a, "topk_weights"_a.none(), "bias"_a.none(),
-               "bias2"_a.none(), "num_sms"_a,
+               "bias2"_a.none(), "num_sms"_a, "tag"_a,
                nb::sig("def elastic_combine(lease: ElasticLease, x: object, topk_weights: object, bias: object, bias2: "
-                       "object, num_sms: int) -> tuple[typing.Any, ...]"),
+                       "object, num_sms: int, tag: int) -> tuple[typing.Any, ...]"),
                "(sums, weights).");
 }
 

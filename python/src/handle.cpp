@@ -246,7 +246,8 @@ N rows of a high-throughput receive array.)")
              "The receive half of a send_only operation; without one, nothing.")
         .def("set_sums", &Handle::set_sums, "sums"_a, "How low-latency expert-major combines sum from now on.")
         .def("set_tag", &Handle::set_tag, "tag"_a,
-             "High throughput: a number, 0..1023, that must be the same on all ranks in the next operations.")
+             "A number, 0..1023, that must be the same on all ranks in the next operations; low latency: in elastic "
+             "ones.")
         .def("set_alignment", &Handle::set_alignment, "alignment"_a,
              "High throughput, expert-major: an expert's rows begin at multiples of so many, from the next update on.")
         .def("set_sms", &Handle::set_sms, "num_sms"_a,

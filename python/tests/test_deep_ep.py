@@ -15,8 +15,8 @@ from deep_ep_checks import Problem, arguments_of  # noqa: E402
 
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
-from crossdock.deep_ep import layout  # noqa: E402
-from crossdock.deep_ep.row_exchange import RowExchange  # noqa: E402
+from crossdock.deep_ep import elastic_groups, layout  # noqa: E402
+from crossdock.deep_ep.normal import targets_of  # noqa: E402
 from crossdock.deep_ep.utils.math import (  # noqa: E402
     calc_diff,
     per_token_cast_back,
@@ -105,10 +105,12 @@ def test_layout_counts_what_is_there(num_nodes: int) -> None:
                 assert torch.equal(per_node, by_node.sum(dim=0).int())
 
 
+@pytest.mark.parametrize("largest_batch", [elastic_groups.LARGEST_BATCH, 0])
 @pytest.mark.parametrize("hidden", [256, 100, 9])
 @pytest.mark.parametrize("tokens", [[40, 33, 35], [0, 200, 1], [0, 0, 0]])
-def test_normal_mode(hidden: int, tokens: list[int]) -> None:
+def test_normal_mode(hidden: int, tokens: list[int], largest_batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh, cached and worst-case calls of every form of x; rows, weights, ids, lists and sums are exact."""
+    monkeypatch.setattr(elastic_groups, "LARGEST_BATCH", largest_batch)
     problem = Problem(RANKS, tokens, hidden=hidden, repeats=True)
 
     def program(comm: ep.Communicator) -> None:
@@ -159,9 +161,22 @@ def test_normal_mode(hidden: int, tokens: list[int]) -> None:
                 torch.testing.assert_close(returned, torch.where(ids >= 0, weights, 0), rtol=0, atol=1e-9)
                 sums, returned, _ = buffer.combine(rows.clone(), way)
                 assert returned is None and torch.equal(sums, (form.float() * times).bfloat16())
+                # Any number of columns, and what columns of other ranks hold counts, too.
+                ones = torch.ones(len(rows), 5)
+                assert torch.equal(buffer.combine(rows, way, ones)[1], times.expand(-1, 5).float())
         buffer.destroy()
 
     ep.run_threads(RANKS, program)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 63, 64, 65, 200])
+def test_ranks_of_tokens_without_topk_idx(num_ranks: int) -> None:
+    """All of them, or 64, which is as many as a token's routing has."""
+    random = torch.Generator().manual_seed(num_ranks)
+    is_in_rank = torch.rand(20, num_ranks, generator=random) < torch.linspace(0, 1, 20)[:, None]
+    for mask, ranks in zip(is_in_rank, targets_of(is_in_rank).tolist(), strict=True):
+        chosen = [rank for rank in ranks if rank >= 0]
+        assert len(ranks) == min(num_ranks, 64) and sorted(chosen) == mask.nonzero()[:, 0].tolist()[:64]
 
 
 def test_biases_and_types_of_combine() -> None:
@@ -177,6 +192,8 @@ def test_biases_and_types_of_combine() -> None:
             sums = buffer.combine(received, handle, bias=bias)[0]
             torch.testing.assert_close(sums, (added + x.float() * times).bfloat16(), rtol=2**-8, atol=1e-6)
             assert torch.equal(sums, buffer.combine(received, handle, bias=list(biases[: 2 - (bias is biases[0])]))[0])
+            of_one_rank = buffer.combine(received, handle, bias=bias if comm.rank == 0 else None)[0]
+            assert torch.equal(of_one_rank, sums if comm.rank == 0 else (x.float() * times).bfloat16())
         # Other lengths and types of rows, longer ones than were dispatched, too.
         for rows, factor in ((received.half()[:, :40].contiguous(), 1), (received.float().repeat(1, 9), 9)):
             sums = buffer.combine(rows, handle)[0]
@@ -473,9 +490,13 @@ def test_names_and_hints() -> None:
 def test_num_sms(monkeypatch: pytest.MonkeyPatch) -> None:
     # Every operation takes as many as its config says, or set_num_sms, whatever the dispatch before it took.
     seen: list[int] = []
-    limit = RowExchange.limit
-    spy = staticmethod(lambda lease, sms: (seen.append(sms), limit(lease, sms)))
-    monkeypatch.setattr(RowExchange, "limit", spy)
+    for name, place in (("elastic_dispatch", 8), ("elastic_dispatch_again", 5), ("elastic_combine", 5)):
+
+        def spy(*arguments: Any, call: Any = getattr(elastic_groups, name), place: int = place) -> Any:
+            seen.append(arguments[place])
+            return call(*arguments)
+
+        monkeypatch.setattr(elastic_groups, name, spy)
     monkeypatch.setattr(deep_ep.Buffer, "num_sms", 20)
 
     def program(comm: ep.Communicator) -> None:

@@ -14,6 +14,7 @@ from test_deep_ep import RANKS, buffer_of, quantised  # noqa: E402
 
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
+from crossdock.deep_ep import elastic_groups  # noqa: E402
 from crossdock.deep_ep.elastic_dispatch import Elastic  # noqa: E402
 
 
@@ -225,7 +226,7 @@ def test_a_handle_takes_rows_of_any_length() -> None:
 
 
 def test_a_fresh_dispatch_goes_by_is_token_in_rank() -> None:
-    """Rows go where it says, whatever the experts in topk_idx, which only describe them."""
+    """Rows go where it says; counts and topk_idx that say something else are refused."""
     problem = Problem(RANKS, [9, 4, 7], dropped=0)
 
     def program(comm: ep.Communicator) -> None:
@@ -235,14 +236,10 @@ def test_a_fresh_dispatch_goes_by_is_token_in_rank() -> None:
         everywhere[0] = False
         arguments = arguments_of(buffer.get_dispatch_layout(ids, problem.num_experts))
         arguments |= {"is_token_in_rank": everywhere, "num_tokens_per_rank": everywhere.sum(dim=0).int()}
-        rows, local_ids, local_weights, _, handle, _ = buffer.dispatch(
-            x, **arguments, topk_idx=ids, topk_weights=weights
-        )
+        rows, _, _, _, handle, _ = buffer.dispatch(x, **arguments)
         assert torch.equal(rows, torch.cat([of[1:] for of in problem.x]))
-        every_id = torch.cat([of[1:] for of in problem.ids])
-        is_here = every_id // problem.local == rank
-        assert torch.equal(local_ids, torch.where(is_here, every_id - rank * problem.local, -1))
-        assert torch.equal(local_weights, torch.where(is_here, torch.cat([of[1:] for of in problem.weights]), 0))
+        with pytest.raises(AssertionError, match=r"is_token_in_rank\[0, .\] is False, and topk_idx\[0\] has an expert"):
+            buffer.dispatch(x, **arguments, topk_idx=ids, topk_weights=weights)
         sums = buffer.combine(rows, handle)[0]
         assert torch.equal(sums, (x.float() * everywhere.sum(dim=1, keepdim=True)).bfloat16())
         arguments["num_tokens_per_rank"] = arguments["num_tokens_per_rank"] - 1
@@ -325,11 +322,10 @@ def calls_that_differ() -> dict[str, tuple[Call, str]]:
         normal(comm, worst=worst)
 
     def combine(
-        comm: ep.Communicator, width: int = 256, rows: Any = torch.bfloat16, weights: bool = False, bias: bool = False
+        comm: ep.Communicator, width: int = 256, rows: Any = torch.bfloat16, weights: bool = False
     ) -> None:
-        buffer, (received, _, own, _, handle, _) = normal(comm)
-        added = torch.ones(3, width).to(rows) if bias else None
-        buffer.combine(received[:, :width].to(rows).contiguous(), handle, own if weights else None, added)
+        buffer, (received, _, own, _, handle, _) = normal(comm, expert=1)
+        buffer.combine(received[:, :width].to(rows).contiguous(), handle, own if weights else None)
 
     def elastic_cached(comm: ep.Communicator, scales: int = 0, weights: bool = False) -> None:
         buffer, ids = elastic_of(comm), torch.arange(2).repeat(2, 1) * 2
@@ -370,7 +366,7 @@ def calls_that_differ() -> dict[str, tuple[Call, str]]:
         "cached rows": case(cached, "bytes of a row is (512|256) on rank ., (512|256) on rank .", width=128),
         "cached scales": case(cached, "is .* on rank ., .* on rank .", scales=4),
         "cached columns": case(seven_or_eight, "bytes of a row of x modulo 16 is .* on rank ., .* on", columns=7),
-        "cached columns of scales": case(seven_or_eight, "columns of scales and topk_weights modulo 4 is", scales=7),
+        "cached columns of scales": case(seven_or_eight, "the scales of a row is . on rank ., . on rank .", scales=7),
         "cached type": case(cached, "datatype of the tokens is .*float16 on rank ., .*float16 on", rows=torch.float16),
         "cached bytes": case(cached, "the datatype of the tokens is", rows=torch.uint8, width=512),
         "cached int32": case(cached, "type of x is .*torch.int32 on rank", rows=torch.int32, width=128),
@@ -397,7 +393,6 @@ def calls_that_differ() -> dict[str, tuple[Call, str]]:
         "combined columns": case(
             lambda comm, width=8: combine(comm, width), "bytes of a row of x modulo 16 is (0|14) on rank .", width=7
         ),
-        "bias": case(combine, "bias is (None|given) on rank ., (None|given) on rank .", bias=True),
         "combined weights": case(combine, "topk_weights is (None|given) on rank ., (None|given)", weights=True),
         "elastic weights": case(elastic_combine, "topk_weights is (None|given) on rank ., (None|given)", weights=True),
         "reduction": case(
@@ -415,9 +410,11 @@ def calls_that_differ() -> dict[str, tuple[Call, str]]:
     }
 
 
+@pytest.mark.parametrize("largest_batch", [elastic_groups.LARGEST_BATCH, 0])
 @pytest.mark.parametrize("what", calls_that_differ())
-def test_every_rank_is_told_what_differs(what: str) -> None:
+def test_every_rank_is_told_what_differs(what: str, largest_batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the quantity, the ranks and both values."""
+    monkeypatch.setattr(elastic_groups, "LARGEST_BATCH", largest_batch)
     call, words = calls_that_differ()[what]
 
     def program(comm: ep.Communicator) -> None:

@@ -100,12 +100,15 @@ std::string value_of(Term term, uint64_t value, OperationKind operation) {
     return fmt::format("{}", value);
 }
 
-// Of what only HT's hosts know; takes it out of the terms.
-std::string difference_of_agreed(const PeerFault& fault, int rank, Terms& ours, Terms& theirs) {
+// Of what only hosts know; takes it out of the terms.
+std::string difference_of_agreed(const PeerFault& fault, int rank, bool is_ht, Terms& ours, Terms& theirs) {
     const bool is_update = fault.operation == OperationKind::kUpdate;
-    const HtAgreed own = ours.agreed(is_update), other = theirs.agreed(is_update);
-    ours = ours.without_agreed(is_update);
-    theirs = theirs.without_agreed(is_update);
+    const auto take = [&](Terms& terms) {
+        const HtAgreed agreed = is_ht ? terms.agreed(is_update) : HtAgreed{terms.tag(), 0};
+        terms = is_ht ? terms.without_agreed(is_update) : terms.with_tag(0);
+        return agreed;
+    };
+    const HtAgreed own = take(ours), other = take(theirs);
     std::string differences;
     const auto compare = [&](const char* name, uint64_t mine, uint64_t peers) {
         if (mine == peers) return;
@@ -178,8 +181,9 @@ std::string describe(const PeerFault& fault, int rank, const char* mode) {
     }
     Terms own{fault.expected}, other{fault.seen};
     std::string differences;
-    if (std::strcmp(mode, "HT") == 0 && own.get(Term::kOperation) == other.get(Term::kOperation))
-        differences = difference_of_agreed(fault, rank, own, other);
+    const bool is_ht = std::strcmp(mode, "HT") == 0;
+    if ((is_ht || is_elastic(fault.operation)) && own.get(Term::kOperation) == other.get(Term::kOperation))
+        differences = difference_of_agreed(fault, rank, is_ht, own, other);
     for (uint32_t i = 0; i < static_cast<uint32_t>(Term::kNumTerms); ++i) {
         const Term term = static_cast<Term>(i);
         const uint64_t ours = own.get(term);

@@ -172,9 +172,12 @@ ElasticDispatch read_elastic_dispatch(Communicator& communicator, const crossdoc
             INT32_MAX);
     require(call.zero_padding == 0 || (call.zero_padding == 1 && by_expert), ncclInvalidArgument,
             "call->zero_padding is {}, allowed: 0, and in expert-major layout 1", call.zero_padding);
+    require(call.own_weights_only == 0 || (call.own_weights_only == 1 && !by_expert), ncclInvalidArgument,
+            "call->own_weights_only is {}, allowed: 0, and in layouts by rank 1", call.own_weights_only);
     args.alignment = std::max(call.alignment, 1u);
     args.origin_stride = call.origin_stride;
     args.zero_padding = call.zero_padding != 0;
+    args.own_weights_only = call.own_weights_only != 0;
     memory.expect_apart();
     return read;
 }

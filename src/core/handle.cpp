@@ -8,6 +8,7 @@
 #include "core/ll/handle.h"
 #include "core/structs.h"
 #include "core/tensor.h"
+#include "kernels/agreement.h"
 
 namespace crossdock {
 namespace {
@@ -64,6 +65,12 @@ void Handle::bind_memory(const ncclEpTensor_t* handle_mem, size_t bytes) {
     require(reinterpret_cast<uintptr_t>(memory.data) % 16 == 0, ncclInvalidArgument,
             "handle_mem is at {}, expected a multiple of 16", static_cast<void*>(memory.data));
     memory_ = memory.data;
+}
+
+void Handle::set_tag(unsigned int tag) {
+    constexpr unsigned int kMost = (1u << HtAgreed::kTagBits) - 1;
+    require(tag <= kMost, ncclInvalidArgument, "tag is {}, allowed: 0..{}", tag, kMost);
+    tag_ = tag;
 }
 
 void Handle::release_memory() {

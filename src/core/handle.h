@@ -33,7 +33,7 @@ class Handle {
     virtual void elastic_combine(const crossdockElasticCombine_t& call, cudaStream_t stream) = 0;
     virtual void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) = 0;
     virtual void set_sums(crossdockSums_t sums) = 0;
-    virtual void set_tag(unsigned int tag) = 0;
+    void set_tag(unsigned int tag);
     virtual void set_alignment(unsigned int alignment) = 0;
     virtual void set_sms(unsigned int num_sms) = 0;
     struct Sms {
@@ -69,6 +69,7 @@ class Handle {
     uint64_t number_ = 0;
     DeviceMemory owned_memory_;
     std::byte* memory_ = nullptr;
+    uint32_t tag_ = 0;  // of the next operations
     bool has_routing_ = false;
     bool is_in_graphs_ = false;  // a captured operation uses the memory
 };

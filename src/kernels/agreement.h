@@ -15,11 +15,11 @@ enum class Term : uint32_t {
     kRowUnits,    // row_bytes / kRowUnitBytes
     kDtype,       // ncclDataType_t of rows
     kLayout,      // ncclEpLayout_t
-    kRecipe,      // of quantization, or a combine's format on the wire; meaning by operation
-    kDirection,   // forward or backward; HT elastic: weights travel
-    kScaleUnits,  // bytes of a row's forwarded scales / kRowUnitBytes; HT elastic: scales of a row
+    kRecipe,      // of quantization, or a combine's format on the wire; meaning by operation. LL, elastic: of the tag
+    kDirection,   // forward or backward; elastic: weights travel
+    kScaleUnits,  // bytes of a row's forwarded scales / kRowUnitBytes; elastic: scales of a row
     kSums,        // crossdockSums_t
-    kSpare,       // HT: a part of HtAgreed
+    kSpare,       // HT: a part of HtAgreed. LL, elastic: of the tag
     kRouting,     // HT: which one is used, the number of the operation that made it. LL dispatch: WindowTerm
     kNumTerms
 };
@@ -95,6 +95,14 @@ struct Terms {
         return mask_of(Term::kTopk) | mask_of(Term::kLayout) | recipes | mask_of(Term::kSums) | mask_of(Term::kSpare);
     }
 
+    // LL, elastic: the caller's tag, in fields that other operations use.
+    constexpr Terms with_tag(uint64_t tag) const {
+        return with(Term::kRecipe, tag).with(Term::kSpare, tag >> bits_of(static_cast<uint32_t>(Term::kRecipe)));
+    }
+    constexpr uint64_t tag() const {
+        return get(Term::kSpare) << bits_of(static_cast<uint32_t>(Term::kRecipe)) | get(Term::kRecipe);
+    }
+
     // A value of fewer than `bits` bits is kept; a larger one becomes a 1 followed by a hash, so that two different
     // ones are seldom equal.
     CROSSDOCK_HOST_DEVICE static constexpr uint64_t fold(uint32_t bits, uint64_t value) {
@@ -108,7 +116,8 @@ struct Terms {
 
 static_assert(Terms::shift_of(Term::kNumTerms) <= 64, "all terms fit into one word");
 static_assert(Terms{~uint64_t{0}}.agreed(false).sms == (1u << HtAgreed::kSmsBits) - 1 &&
-                  Terms{~uint64_t{0}}.agreed(true).tag == (1u << HtAgreed::kTagBits) - 1,
+                  Terms{~uint64_t{0}}.agreed(true).tag == (1u << HtAgreed::kTagBits) - 1 &&
+                  Terms{~uint64_t{0}}.tag() == (1u << HtAgreed::kTagBits) - 1,
               "there are as many free bits as needed");
 
 // The upper bits of an LL dispatch's terms: which outputs of the rank peers may write directly, and a hash of where

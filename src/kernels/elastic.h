@@ -26,6 +26,7 @@ struct ElasticDispatchArgs {
     uint32_t num_scales;  // of 4 bytes, of a row
     bool ids_are_64_bit;  // out_topk_idx
     bool zero_padding;
+    bool own_weights_only;
     bool with_weights;
     ElasticScales scales;  // this rank's tokens'
     ElasticScales out_scales;

@@ -153,6 +153,8 @@ const ElasticDifference kElasticDifferences[] = {
     {false, {.scales = 3}, {.scales = 0}, "the scales of a row is "},
     {false, {.granules = 4}, {.granules = 5}, "the bytes of a row is "},
     {false, {.type = ncclFloat16}, {.type = ncclBfloat16}, "the datatype of the tokens is "},
+    {false, {.tag = 16}, {.tag = 1023}, "the tag (crossdockHandleSetTag) is "},
+    {true, {.tag = 0}, {.tag = 15}, "the tag (crossdockHandleSetTag) is "},
     {true, {.weights = true}, {.weights = false}, "whether topk_weights travel is "},
     {true, {.granules = 4}, {.granules = 5}, "the bytes of a row is "},
     {true, {.type = ncclFloat16}, {.type = ncclBfloat16}, "the datatype of the tokens is "},

@@ -10,7 +10,7 @@ import torch
 
 from crossdock._core import ElasticLease
 from crossdock.copies import Uncopied
-from crossdock.deep_ep import layout
+from crossdock.deep_ep import layout, tags
 from crossdock.deep_ep.agreement import WITH_SYNC, WITHOUT_SYNC, Agreement, number_of_type
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.elastic_groups import ElasticGroups, Kind
@@ -93,6 +93,7 @@ class Fresh(NamedTuple):
     num_sms: int
     num_tokens: int  # that may come
     num_expanded: int
+    tag: int
 
     def outputs(self, sent: tuple[Any, ...], aligned: list[int]) -> tuple[Any, ...]:
         """What dispatch returns of what the library has made."""
@@ -202,6 +203,7 @@ class Elastic:
             num_sms,
             num_tokens,
             num_expanded,
+            tags.of_dispatch(x, scales, True),
         )
         sent = self.groups.dispatch(
             fresh.plan,
@@ -233,8 +235,8 @@ class Elastic:
         known: Fresh | None = self.groups.dispatches.find(values, scales, topk_idx, weights, statistics, *key)
         if known is None:
             return None
-        num_rows, num_tokens, num_sms = known.num_rows, known.num_tokens, known.num_sms
-        arguments = known.plan, values, scales, topk_idx, weights, statistics, num_rows, num_tokens, num_sms, *options
+        numbers = known.num_rows, known.num_tokens, known.num_sms, known.tag
+        arguments = known.plan, values, scales, topk_idx, weights, statistics, *numbers, *options
         return known.outputs(self.groups.dispatch_known(*arguments), [])
 
     def keep(self, fresh: Fresh, x: Any, *key: Any) -> None:

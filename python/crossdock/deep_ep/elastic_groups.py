@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The groups of an ElasticBuffer, and the library's elastic operations on them (crossdock.h).
+"""The groups of a buffer, and the library's elastic operations on them (crossdock.h).
 
 Small batches (LARGEST_BATCH, MOST_SLOTS) run on low-latency groups, which have memory for all that may come; all others
 on high-throughput groups, through whose rings rows of any number pass. Results are the same to the bit.
@@ -24,6 +24,7 @@ from crossdock._core import (
     elastic_dispatch_again,
 )
 from crossdock.deep_ep import rows as carried
+from crossdock.deep_ep import tags
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import require_state, translated
 from crossdock.deep_ep.groups import PooledGroup, is_capturing
@@ -57,6 +58,7 @@ class Kind:
     budget: int  # rows of the outputs where nobody waits for their number; 0: as many as come
     alignment: int
     origin_stride: int
+    own_weights: bool = False  # received weights of other ranks' experts are 0
 
 
 @dataclass
@@ -70,7 +72,7 @@ class _Pool:
 
 
 class ElasticGroups:
-    """Of one ElasticBuffer."""
+    """Of one buffer."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -79,7 +81,7 @@ class ElasticGroups:
         self._made: list[PooledGroup] = []
         self._is_one_team: dict[str, bool] = {}  # whether all ranks are one LSA team, by type of device
         self.dispatches = Forms()  # that need nothing but the call: what Elastic knows of them
-        self._sums = Forms()  # rows that return as they are, with what a group carries
+        self._sums = Forms()  # rows that return as they are, with what a group carries: their tags
 
     def plan(self, kind: Kind) -> ElasticPlan:
         """Collective where a group must be made."""
@@ -101,6 +103,7 @@ class ElasticGroups:
             kind.alignment,
             kind.origin_stride,
             kind.by_expert,
+            kind.own_weights,
             makers_of(device).int32(1),
             of_ranks,
             of_experts,
@@ -188,13 +191,18 @@ class ElasticGroups:
         topk_idx: torch.Tensor,
         weights: torch.Tensor | None,
         statistics: torch.Tensor | None,
-        *arguments: Any,
+        num_rows: int,
+        num_sources: int,
+        num_sms: int,
+        *settings: bool,
     ) -> tuple[Any, ...]:
         """elastic_dispatch of rows of any type."""
         rows = carried.as_carried(x)
+        tag = tags.of_dispatch(x, scales, rows is x)
         weights = None if weights is None else weights.contiguous()
+        arguments = weights, statistics, num_rows, num_sources, num_sms, tag, *settings
         try:
-            came, *rest = elastic_dispatch(plan, rows, scales, topk_idx.contiguous(), weights, statistics, *arguments)
+            came, *rest = elastic_dispatch(plan, rows, scales, topk_idx.contiguous(), *arguments)
         except Error as error:
             raise explained(error) from error
         return carried.from_carried(came, x.shape[1], x.dtype), *rest
@@ -213,24 +221,26 @@ class ElasticGroups:
         """x of any type and length along the routing of the lease: (rows, scales, ids, weights)."""
         capacity = lease.plan.pool.row_bytes
         weights = None if weights is None else weights.contiguous()
+        rows = carried.as_carried(x)
+        tag = tags.of_dispatch(x, scales, rows is x)
         row_bytes = carried.padded_bytes(x.shape[1] * x.element_size())
         beside = 0 if scales is None else align(scales.shape[1] * scales.element_size(), carried.UNIT)
         try:
             if row_bytes + beside <= capacity:
-                rows = carried.as_carried(x)
-                settings = num_sms, zero_padding, column_major
+                settings = num_sms, tag, zero_padding, column_major
                 came, *rest = elastic_dispatch_again(lease, rows, scales, weights, statistics, *settings)
                 return carried.from_carried(came, x.shape[1], x.dtype), *rest
-            # As bytes, in pieces; what goes along goes with the first.
+            # In pieces; what goes along goes with the first.
             found: list[list[torch.Tensor]] = [[], []]  # pieces of rows, and of scales
             ids = returned = None
             along: tuple[Any, Any] = weights, statistics
-            for part, pieces in zip((x, scales), found, strict=True):
+            settings = num_sms, tag, zero_padding, False
+            beside_rows = None if scales is None else carried.as_carried(scales.contiguous())
+            for part, pieces in zip((rows, beside_rows), found, strict=True):
                 if part is None:
                     continue
-                part = carried.as_carried(part.contiguous()).view(torch.uint8)
-                for piece in part.split(capacity // carried.UNIT * carried.UNIT, dim=1):
-                    sent = elastic_dispatch_again(lease, piece.contiguous(), None, *along, num_sms, zero_padding, False)
+                for piece in part.split(capacity // carried.UNIT * carried.UNIT // part.element_size(), dim=1):
+                    sent = elastic_dispatch_again(lease, piece.contiguous(), None, *along, *settings)
                     if not found[0]:
                         ids, returned = sent[2:]
                     pieces.append(sent[0])
@@ -249,10 +259,11 @@ class ElasticGroups:
         self, lease: ElasticLease, x: Any, num_sms: int
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """The sums of rows alone, as they are; None: take add_up, which notes such rows."""
-        if self._sums.find(x, lease.num_rows, lease.plan.pool.row_bytes) is None:
+        tag: int | None = self._sums.find(x, lease.num_rows, lease.plan.pool.row_bytes)
+        if tag is None:
             return None
         try:
-            sums: tuple[torch.Tensor, torch.Tensor | None] = elastic_combine(lease, x, None, None, None, num_sms)
+            sums: tuple[torch.Tensor, torch.Tensor | None] = elastic_combine(lease, x, None, None, None, num_sms, tag)
         except Error as error:
             raise explained(error) from error
         return sums
@@ -264,8 +275,13 @@ class ElasticGroups:
         weights: torch.Tensor | None,
         biases: list[torch.Tensor],
         num_sms: int,
+        has_others: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """x [rows, H] of any H: the sums [T, H], and the weights that returned."""
+        """x [rows, H] of any H: the sums [T, H], and the weights that returned.
+
+        has_others: topk_weights return in a combine of their own, on all ranks.
+        """
+        tag = tags.of_combine(x, has_others)
         weights = None if weights is None else weights.contiguous()
         biases = [bias.contiguous() for bias in biases]
         hidden, unit = x.shape[1], carried.UNIT // x.element_size()
@@ -273,14 +289,15 @@ class ElasticGroups:
         try:
             if hidden % unit == 0 and hidden <= step:
                 sums: tuple[torch.Tensor, torch.Tensor | None]
-                sums = elastic_combine(lease, x, weights, *_two(biases), num_sms)
-                self._sums.keep(True, x, lease.num_rows, lease.plan.pool.row_bytes)
+                sums = elastic_combine(lease, x, weights, *_two(biases), num_sms, tag)
+                if not has_others:
+                    self._sums.keep(tag, x, lease.num_rows, lease.plan.pool.row_bytes)
                 return sums
             # Rows that are longer than the group's, or not of whole units, return in pieces; weights with the first.
             pieces, returned, going = [], None, weights
             for begin in range(0, hidden, step):
                 parts = [_piece(rows, begin, min(begin + step, hidden), unit) for rows in (x, *biases)]
-                piece, back = elastic_combine(lease, parts[0], going, *_two(parts[1:]), num_sms)
+                piece, back = elastic_combine(lease, parts[0], going, *_two(parts[1:]), num_sms, tag)
                 returned, going = returned if back is None else back, None
                 pieces.append(piece[:, : hidden - begin])
         except Error as error:
@@ -296,6 +313,7 @@ class ElasticGroups:
 
 def explained(error: Error) -> Error:
     """As DeepEP's callers expect it."""
+    error = tags.explained(error)
     found = _DIFFERENT_WEIGHTS.search(str(error))
     if found is None:
         return translated(error)

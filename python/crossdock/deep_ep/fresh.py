@@ -42,11 +42,29 @@ def check_counts(
     )
 
 
-def expect_alike(tokens: Tokens, per_rank: torch.Tensor, is_in_rank: torch.Tensor) -> None:
-    """Checks that per_rank matches is_in_rank; not on GPUs, where the check would wait for the device."""
-    if tokens.values.is_cpu and not torch.equal(is_in_rank.sum(dim=0, dtype=torch.int32), per_rank):
+def expect_alike(
+    tokens: Tokens,
+    per_rank: torch.Tensor,
+    is_in_rank: torch.Tensor,
+    per_expert: torch.Tensor,
+    topk_idx: torch.Tensor | None,
+) -> None:
+    """Checks that per_rank and topk_idx match is_in_rank; not on GPUs, where the check would wait for the device."""
+    if not tokens.values.is_cpu:
+        return
+    if not torch.equal(is_in_rank.sum(dim=0, dtype=torch.int32), per_rank):
         found = is_in_rank.sum(dim=0).tolist()
         require(False, f"num_tokens_per_rank is {per_rank.tolist()}, is_token_in_rank has {found} for the ranks")
+    if topk_idx is None:
+        return
+    chosen = layout.counts_of(topk_idx, per_expert.shape[0], per_rank.shape[0]).is_in_rank
+    if not torch.equal(is_in_rank, chosen):
+        token, rank = (is_in_rank != chosen).nonzero()[0].tolist()
+        said, other = ("True", "no") if is_in_rank[token, rank] else ("False", "an")
+        require(
+            False,
+            f"is_token_in_rank[{token}, {rank}] is {said}, and topk_idx[{token}] has {other} expert of rank {rank}",
+        )
 
 
 def check_routing(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from crossdock._core import Forms, SideStream, has_cuda, low_latency_combine, low_latency_dispatch, no_event
+from crossdock._core import Forms, SideStream, has_cuda, low_latency_combine, low_latency_dispatch
 from crossdock.copies import Shared
 from crossdock.deep_ep import config as sizes
 from crossdock.deep_ep import layout
@@ -36,7 +36,6 @@ class Runtime:
         self.ranks = ranks
         self.turns = Turns()
         self.normal = Normal(ranks)
-        self.exchange = self.normal.exchange
         self.low_latency = LowLatency(ranks, enable_masks)
         self.staging: dict[bool, torch.Tensor] = {}
         self.fresh = Forms()  # of dispatches' arguments that have been found right: types of x
@@ -240,23 +239,20 @@ class Buffer(Shared):
 
         Returns (recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event); with a
         handle, all between first and last are None. x: [T, H], or (values, scales [T, S] of 4 bytes each). A handle
-        stays valid for any number of later calls. Without a handle, rows follow is_token_in_rank, and on GPUs the call
-        waits for the device twice; only CPUs report a count that does not match.
+        stays valid for any number of later calls. Without a handle, rows go to the ranks of topk_idx, or without it to
+        those of is_token_in_rank; where they do not match, or counts do not, only CPUs report it. On GPUs such a call
+        waits for the device twice.
         """
         runtime, sms = self._open(), sizes.sms_of(config, Buffer.num_sms)
         if handle is not None:
             require(topk_idx is None and topk_weights is None, "topk_idx and topk_weights: not allowed with a handle")
-            if previous_event is None:
-                again, event = _along(runtime, runtime.exchange.send_plain, handle, x, sms, async_finish)
-                if again is not None:
-                    return again, None, None, None, None, event
+            tokens, lease = Tokens.of(x), runtime.normal.lease_of(handle)
             if not overlaps(previous_event, async_finish):
-                return runtime.normal.dispatch_again(x, handle, sms), None, None, None, None, EventOverlap()
-            tokens = Tokens.of(x)
+                return runtime.normal.dispatch_again(tokens, lease, sms), None, None, None, None, EventOverlap()
             again, event = runtime.turns.run(
                 tokens.values.device,
-                lambda: runtime.normal.dispatch_again(x, handle, sms),
-                tokens,
+                lambda: runtime.normal.dispatch_again(tokens, lease, sms),
+                [*tokens, lease.topk_idx],
                 lambda made: made if isinstance(made, tuple) else (made,),
                 previous_event,
                 async_finish,
@@ -284,7 +280,7 @@ class Buffer(Shared):
             runtime.fresh.keep(types, *form)
         elif topk_idx is not None:
             layout.check_values(topk_idx, per_expert.shape[0])
-        expect_alike(tokens, per_rank, in_rank)
+        expect_alike(tokens, per_rank, in_rank, per_expert, topk_idx)
 
         def work() -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int], DispatchHandle]:
             return runtime.normal.dispatch(
@@ -307,7 +303,7 @@ class Buffer(Shared):
             tokens.values.device,
             work,
             [*tokens, topk_idx, topk_weights, in_rank],
-            lambda made: [*(made[0] if isinstance(made[0], tuple) else (made[0],)), *made[1:3], made[4].numbers],
+            lambda made: [*(made[0] if isinstance(made[0], tuple) else (made[0],)), *made[1:3], *made[4].of_device],
             previous_event,
             async_finish,
         )
@@ -329,18 +325,14 @@ class Buffer(Shared):
         Returns (combined_x [T, H], combined_topk_weights [T, K] or None, event).
         """
         runtime, sms = self._open(), sizes.sms_of(config, Buffer.num_sms)
-        if bias is None and topk_weights is None and previous_event is None:
-            plain, event = _along(runtime, runtime.exchange.add_up_plain, handle, x, sms, async_finish)
-            if plain is not None:
-                return plain, None, event
-        biases = biases_of(bias)
+        biases, lease = biases_of(bias), runtime.normal.lease_of(handle)
         layout.check_tensor("x", x)
         if not overlaps(previous_event, async_finish):
-            return *runtime.normal.combine(x, handle, topk_weights, biases, sms), EventOverlap()
+            return *runtime.normal.combine(x, lease, topk_weights, biases, sms), EventOverlap()
         result, event = runtime.turns.run(
             x.device,
-            lambda: runtime.normal.combine(x, handle, topk_weights, biases, sms),
-            [x, topk_weights, *biases],
+            lambda: runtime.normal.combine(x, lease, topk_weights, biases, sms),
+            [x, topk_weights, *biases, lease.topk_idx],
             lambda made: made,
             previous_event,
             async_finish,
@@ -519,19 +511,6 @@ class Buffer(Shared):
 
 def _expect_one(is_split: bool) -> None:
     require(not is_split, "async_finish and return_recv_hook are both True, allowed: one")
-
-
-def _along(
-    runtime: Runtime, call: Callable[..., Any], handle: Any, x: Any, sms: int, is_async: bool
-) -> tuple[torch.Tensor | None, EventOverlap]:
-    """What a call of the exchange makes of x along the handle's route. None: take the general path."""
-    route = getattr(handle, "route", None)
-    if not is_async:
-        return call(route, x, sms), no_event()
-    if not isinstance(x, torch.Tensor):
-        return None, no_event()
-    found: tuple[torch.Tensor | None, EventOverlap] | None = call(route, x, sms, runtime.turns.side(x.device))
-    return (None, no_event()) if found is None else found
 
 
 # The tensors that calls have made, of what they return.

@@ -8,17 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from crossdock._core import Forms, unpack_routing
+from crossdock._core import ElasticLease, Forms
 from crossdock.copies import Uncopied
-from crossdock.deep_ep import tags
 from crossdock.deep_ep.agreement import WITH_TOPK_IDX, WITH_WORST_TOKENS, WITHOUT_TOPK_IDX, Agreement
+from crossdock.deep_ep.config import align
+from crossdock.deep_ep.elastic_groups import ElasticGroups, Kind
 from crossdock.deep_ep.errors import require, require_state
-from crossdock.deep_ep.packed_routing import PackedRouting, num_words
 from crossdock.deep_ep.layout import check_elements, check_memory, describe
 from crossdock.deep_ep.lazy import Computed, LazyTuple
-from crossdock.deep_ep.makers import maker_of, makers_of
 from crossdock.deep_ep.ranks import Ranks
-from crossdock.deep_ep.row_exchange import Route, RowExchange
+from crossdock.deep_ep.rows import UNIT, padded_bytes
 
 SCALE_TYPES = (torch.float32, torch.int32)
 SUM_TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -78,10 +77,8 @@ class DispatchHandle(Uncopied, LazyTuple):
 
     _remedy = "dispatch again, which returns another one"
 
-    route: Route
     agreed: Agreement | None  # None: the device alone knows the counts
-    numbers: torch.Tensor  # item 3
-    column: int | slice  # of the sums over sources
+    of_device: list[torch.Tensor]  # what the dispatch has written
     device: torch.device
     _prefix: torch.Tensor | None = None
 
@@ -90,25 +87,23 @@ class DispatchHandle(Uncopied, LazyTuple):
 
     def prefix(self) -> torch.Tensor | None:
         if self._prefix is None and self.agreed is not None:
-            sums = np.cumsum(self.agreed.rank_counts(), axis=0, dtype=np.int32)[:, self.column]
+            sums = np.cumsum(self.agreed.rank_counts(), axis=0, dtype=np.int32)
             self._prefix = torch.tensor(sums, dtype=torch.int32, device=self.device)
         return self._prefix
 
 
 _PREFIX = Computed(lambda handle: handle.prefix())
+MOST_TARGETS = 64  # columns of a group's routing
+FEWEST_SCALES = 96  # that have room beside a row at least
 
 
-def route_of(handle: Any, owner: RowExchange) -> Route:
-    """The route that a handle of this buffer, or a plain tuple with its items, stands for."""
-    route = getattr(handle, "route", None)
-    if not isinstance(route, Route):
-        items = handle if type(handle) is tuple else ()
-        route = next((item for item in items if isinstance(item, Route)), None)
-        kind = type(handle).__name__
-        require(route is not None, lambda: f"handle is of type {kind}, expected one that a fresh dispatch returned")
-        assert route is not None
-    require_state(route.owner is owner, "handle is of another buffer: pass it to the buffer whose dispatch returned it")
-    return route
+def targets_of(is_token_in_rank: torch.Tensor) -> torch.Tensor:
+    """The ranks of each token, [T, R] or [T, 64] with more ranks, in any columns; -1 where there is none."""
+    size = is_token_in_rank.shape[1]
+    if size <= MOST_TARGETS:
+        return torch.where(is_token_in_rank, torch.arange(size, device=is_token_in_rank.device), -1)
+    ranks = (~is_token_in_rank).byte().argsort(dim=1, stable=True)[:, :MOST_TARGETS]
+    return torch.where(is_token_in_rank.gather(1, ranks), ranks, -1)
 
 
 class Normal:
@@ -116,7 +111,18 @@ class Normal:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.exchange = RowExchange(ranks)
+        self.groups = ElasticGroups(ranks)
+
+    def lease_of(self, handle: Any) -> ElasticLease:
+        """What a handle of this buffer, or a plain tuple with its items, stands for."""
+        items = tuple.__iter__(handle) if isinstance(handle, tuple) else ()
+        lease = next((item for item in items if isinstance(item, ElasticLease)), None)
+        kind = type(handle).__name__
+        require(lease is not None, lambda: f"handle is of type {kind}, expected one that a fresh dispatch returned")
+        assert lease is not None
+        is_own = self.groups.owns(lease)
+        require_state(is_own, "handle is of another buffer: pass it to the buffer whose dispatch returned it")
+        return lease
 
     def dispatch(
         self,
@@ -148,99 +154,64 @@ class Normal:
         if agreed.most_tokens > worst > 0:
             most = agreed.most_tokens
             require(False, f"num_worst_tokens is {worst}, allowed on GPUs: at least the {most} tokens of a rank")
-        expected = agreed.rows_here() if counts is not None else None
-        local = num_experts // ranks.size
-        routing = PackedRouting.of(x, topk_idx, topk_weights, scales, 0, local, is_token_in_rank)
-        words = num_words(topk, num_scales)
-        route = self.exchange.route(
-            routing.targets, agreed.most_tokens, row_bytes, words, agreed.most_rows, expected, sms
-        )
-        if num_worst_tokens > 0:
-            route.num_rows = num_worst_tokens
+        num_rows = num_worst_tokens or agreed.rows_here()
 
-        received, came = self.exchange.send(route, x, routing.words)
-        num_rows, make = route.num_rows, makers_of(device)
-        numbers, ids, weights, own_scales = make.int32(num_rows), None, None, None
-        if topk_idx is not None:
-            ids, weights = maker_of(topk_idx.dtype, device)(num_rows, topk), make.float32(num_rows, topk)
-        if scales is not None:
-            own_scales = maker_of(scales.dtype, device)(num_rows, num_scales)
-        # Local ids or -1, and weights, 0 where there is no local id; -1 in rows that are not there.
-        unpack_routing(
-            came,
-            num_rows,
-            route.received,
-            topk,
-            topk > 0,
-            ranks.rank * local,
-            local,
-            ids,
-            None,
-            weights,
-            True,
-            numbers,
-            own_scales,
+        # Without topk_idx, ranks play the experts.
+        ids = targets_of(is_token_in_rank) if topk_idx is None else topk_idx
+        experts = ranks.size if topk_idx is None else num_experts
+        # Rows and scales that go, those of later calls, too, and bf16 rows that return.
+        beside = align(4 * max(num_scales, FEWEST_SCALES), UNIT)
+        longest = max(padded_bytes(row_bytes) + beside, padded_bytes(2 * x.shape[1]))
+        form = device, experts, ids.shape[1], agreed.most_tokens, longest, False, worst, 1, 0, topk_idx is not None
+        plan = self.groups.plan(Kind(*form))
+        is_kept = topk_idx is not None and plan.is_low_latency  # high throughput keeps what it reads itself
+        settings = num_rows, num_rows, sms, is_kept, False, False
+        rows, sf, own_ids, weights, lease, kept, sources, rank_ends, _, _ = self.groups.dispatch(
+            plan, x, scales, ids, topk_weights, None, *settings
         )
         expert_counts = agreed.expert_counts_here(alignment) if num_worst_tokens == 0 else []
-        handle = _handle_of(route, agreed if counts is not None else None, numbers, is_token_in_rank, has_nodes)
-        return received if own_scales is None else (received, own_scales), ids, weights, expert_counts, handle
+        items: tuple[Any, ...] = (_PREFIX, lease, None, sources[:, 0], is_token_in_rank, None)
+        if has_nodes:
+            items = (is_token_in_rank, lease, None, sources[:, 0], None, None, rank_ends, None, None, None)
+        handle = DispatchHandle(items)
+        handle.agreed, handle.device = agreed if counts is not None else None, device
+        handle.of_device = [kept, sources, rank_ends]
+        received = rows if sf is None else (rows, sf)
+        return received, own_ids if topk_idx is not None else None, weights, expert_counts, handle
 
-    def dispatch_again(self, x: Any, handle: Any, sms: int) -> Any:
+    def dispatch_again(self, tokens: Tokens, lease: ElasticLease, sms: int) -> Any:
         """Along the route of a handle: rows at the same places."""
-        plain = self.exchange.send_plain(route_of(handle, self.exchange), x, sms)
-        if plain is not None:
-            return plain
-        tokens = Tokens.of(x)
-        route = self._expect_tokens(handle, tokens.values.shape[0], "x")
-        check_memory("x", tokens.values, route.total.device)
-        self.exchange.limit(route.lease, sms)
-        received, [scales, _] = self.exchange.send_again(route, *tokens)
-        return received if scales is None else (received, scales)
-
-    def _expect_tokens(self, handle: Any, num_tokens: int, name: str) -> Route:
-        route = route_of(handle, self.exchange)
+        x, scales = tokens
+        num_tokens = lease.num_tokens
         require(
-            num_tokens == route.num_tokens,
-            lambda: (
-                f"{name} has {num_tokens} rows, expected those of the dispatch that made the handle: {route.num_tokens}"
-            ),
+            x.shape[0] == num_tokens,
+            lambda: f"x has {x.shape[0]} rows, expected those of the dispatch that made the handle: {num_tokens}",
         )
-        return route
+        check_memory("x", x, lease.topk_idx.device)
+        rows, sf, _, _ = self.groups.send_again(lease, x, scales, None, None, sms, False, False)
+        return rows if sf is None else (rows, sf)
 
     def combine(
-        self, x: torch.Tensor, handle: Any, topk_weights: torch.Tensor | None, biases: list[torch.Tensor], sms: int
+        self,
+        x: torch.Tensor,
+        lease: ElasticLease,
+        topk_weights: torch.Tensor | None,
+        biases: list[torch.Tensor],
+        sms: int,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        route = route_of(handle, self.exchange)
-        if topk_weights is None and not biases:
-            plain = self.exchange.add_up_plain(route, x, sms)
-            if plain is not None:
-                return plain, None
-        check_rows(x, route, "x", SUM_TYPES)
+        """Weights return as rows of their own: their sums are over all ranks, whatever the choices are."""
+        check_rows(x, lease, "x", SUM_TYPES)
         for bias in biases:
-            check_bias(bias, route.num_tokens, x)
-        if topk_weights is not None:
-            check_rows(topk_weights, route, "topk_weights", (torch.float32,))
-        self.exchange.limit(route.lease, sms)
+            check_bias(bias, lease.num_tokens, x)
         if topk_weights is None:
-            return add_up_with(self.exchange, route, x, biases, 0), None
-        sums = add_up_with(self.exchange, route, x, biases, tags.WEIGHTS)
-        return sums, self.exchange.add_up(route, topk_weights, tags.WEIGHTS)
+            return self.groups.add_up(lease, x, None, biases, sms)[0], None
+        check_rows(topk_weights, lease, "topk_weights", (torch.float32,))
+        sums = self.groups.add_up(lease, x, None, biases, sms, True)[0]
+        return sums, self.groups.add_up(lease, topk_weights, None, [], sms, True)[0]
 
     def close(self) -> None:
-        self.exchange.close()
-
-
-def _handle_of(
-    route: Route, agreed: Agreement | None, tokens: torch.Tensor, is_token_in_rank: torch.Tensor, has_nodes: bool
-) -> DispatchHandle:
-    items: tuple[Any, ...] = (_PREFIX, route, None, tokens, is_token_in_rank, None)
-    if has_nodes:
-        items = (is_token_in_rank, route, None, tokens, None, None, _PREFIX, None, None, None)
-    handle = DispatchHandle(items)
-    handle.route, handle.agreed, handle.numbers = route, agreed, tokens
-    handle.device = tokens.device  # type: ignore[misc]
-    handle.column = route.owner.ranks.rank if has_nodes else slice(None)
-    return handle
+        """Collective."""
+        self.groups.close()
 
 
 def biases_of(bias: Any) -> list[torch.Tensor]:
@@ -263,21 +234,10 @@ def check_bias(bias: torch.Tensor, num_tokens: int, x: torch.Tensor) -> None:
     check_memory("bias", bias, x.device)
 
 
-def check_rows(tensor: Any, route: Route, name: str, dtypes: tuple[torch.dtype, ...]) -> None:
-    fits = isinstance(tensor, torch.Tensor) and tensor.dim() == 2 and tensor.shape[0] == route.num_rows
+def check_rows(tensor: Any, lease: ElasticLease, name: str, dtypes: tuple[torch.dtype, ...]) -> None:
+    fits = isinstance(tensor, torch.Tensor) and tensor.dim() == 2 and tensor.shape[0] == lease.num_rows
     if not (fits and tensor.dtype in dtypes and tensor.shape[1] >= 1 and tensor.is_contiguous()):
         kinds = " or ".join(map(str, dtypes))
-        rows = f"[{route.num_rows}, ..], the rows that dispatch returned, of {kinds}"
+        rows = f"[{lease.num_rows}, ..], the rows that dispatch returned, of {kinds}"
         require(False, f"{name} is {describe(tensor)}, expected a contiguous {rows}")
-    check_memory(name, tensor, route.total.device)
-
-
-def add_up_with(
-    exchange: RowExchange, route: Route, x: torch.Tensor, biases: list[torch.Tensor], tag: int
-) -> torch.Tensor:
-    """Sums over ranks, and biases, rounded once: with biases rows travel in fp32."""
-    if not biases:
-        return exchange.add_up(route, x, tag)
-    sums = exchange.add_up(route, x.float(), tag | tags.BIAS)
-    added = biases[0].float() if len(biases) == 1 else biases[0].float() + biases[1].float()
-    return (added + sums).to(x.dtype)
+    check_memory(name, tensor, lease.topk_idx.device)

@@ -250,12 +250,6 @@ void HtHandle::set_sums(crossdockSums_t) {
          "the handle belongs to an HT group, allowed for crossdockHandleSetSums: LL expert-major handles");
 }
 
-void HtHandle::set_tag(unsigned int tag) {
-    constexpr unsigned int kMost = (1u << HtAgreed::kTagBits) - 1;
-    require(tag <= kMost, ncclInvalidArgument, "tag is {}, allowed: 0..{}", tag, kMost);
-    tag_ = tag;
-}
-
 void HtHandle::set_alignment(unsigned int alignment) {
     require(is_expert_major(), ncclInvalidUsage,
             "the handle's layout is flat, allowed for crossdockHandleSetAlignment: expert-major");

@@ -33,7 +33,6 @@ class HtHandle final : public Handle {
     void elastic_combine(const crossdockElasticCombine_t& call, cudaStream_t stream) override;
     void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) override;
     void set_sums(crossdockSums_t sums) override;
-    void set_tag(unsigned int tag) override;
     void set_alignment(unsigned int alignment) override;
     void set_sms(unsigned int num_sms) override;
     Sms sms() const override;
@@ -84,7 +83,6 @@ class HtHandle final : public Handle {
     uint32_t alignment_ = 1;
     bool is_topk_open_ = false;  // created with num_topk -1: each Update brings its own, up to topk_
     uint32_t routed_topk_ = 0;   // of the current routing
-    uint32_t tag_ = 0;           // of the next operations
     uint32_t sms_ = 0;           // that they take; 0: as many as the group's settings say
     bool may_relocate_ = false;  // the caller owns the memory: another handle may have written a routing there
     std::shared_ptr<uint64_t> host_total_;             // host-visible: (number of the update, total)

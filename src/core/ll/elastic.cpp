@@ -26,6 +26,8 @@ void expect_elastic_group(const Group& group) {
     expect(config.zero_copy != NCCL_EP_ZERO_COPY_ON, "the group's zero_copy", NCCL_EP_ZERO_COPY_ON, "off or auto");
 }
 
+void compare_tag(LlCommon& common, uint32_t tag) { common.scope.terms = Terms{common.scope.terms}.with_tag(tag).word; }
+
 }  // namespace
 
 ElasticSizes LlHandle::elastic_sizes() const {
@@ -62,6 +64,7 @@ void LlHandle::elastic_dispatch(const crossdockElasticDispatch_t& call, cudaStre
     args.common.set(Term::kDirection, read.args.with_weights ? 1 : 0);
     args.common.set_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes);
     args.common.set_folded(Term::kScaleUnits, read.args.num_scales);
+    compare_tag(args.common, tag_);
     const LaunchShape shape = plan_ll_dispatch(*group_, args);
     issue<LlDispatch>(args, shape, stream);
     if (call.topk_idx_copy != nullptr) routing_.topk_idx = static_cast<std::byte*>(read.args.topk_idx_copy);
@@ -101,6 +104,7 @@ void LlHandle::elastic_combine(const crossdockElasticCombine_t& call, cudaStream
     args.common.set(Term::kDirection, read.args.with_weights ? 1 : 0);
     args.common.set_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes);
     args.common.set(Term::kSums, is_expert_major() ? CROSSDOCK_SUMS_SENDER : CROSSDOCK_SUMS_EXACT);
+    compare_tag(args.common, tag_);
     const LaunchShape shape = plan_ll_combine(*group_, args);
     group_->note_combine_warps(shape.warps_per_block);
     issue<LlCombine>(args, shape, stream);

@@ -120,10 +120,6 @@ LlHandle::Routing LlHandle::read_routing(const ncclEpTensor_t* caller, size_t nu
     return {topk_idx.data, topk_idx.dtype == ncclInt64, static_cast<uint32_t>(topk_idx.sizes[0])};
 }
 
-void LlHandle::set_tag(unsigned int) {
-    fail(ncclInvalidUsage, "the handle belongs to an LL group, allowed for crossdockHandleSetTag: HT handles");
-}
-
 void LlHandle::set_alignment(unsigned int) {
     fail(ncclInvalidUsage, "the handle belongs to an LL group, allowed for crossdockHandleSetAlignment: HT handles");
 }

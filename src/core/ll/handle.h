@@ -32,7 +32,6 @@ class LlHandle final : public Handle {
     void elastic_combine(const crossdockElasticCombine_t& call, cudaStream_t stream) override;
     void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) override;
     void set_sums(crossdockSums_t sums) override;
-    void set_tag(unsigned int tag) override;
     void set_alignment(unsigned int alignment) override;
     void set_sms(unsigned int num_sms) override;
     Sms sms() const override;

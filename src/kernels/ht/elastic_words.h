@@ -142,7 +142,8 @@ CROSSDOCK_DEVICE void place_words(const Ctx& ctx, const HtElasticDispatchArgs& a
             return;
         }
         if (row >= elastic.rows) return;
-        if (elastic.out_weights != nullptr) elastic.out_weights[at] = float_of(words[topk + k]);
+        const bool is_wanted = choice.exists || !elastic.own_weights_only;
+        if (elastic.out_weights != nullptr) elastic.out_weights[at] = is_wanted ? float_of(words[topk + k]) : 0.0f;
         const int32_t id = choice.exists ? static_cast<int32_t>(choice.expert) : -1;
         if (elastic.out_topk_idx == nullptr) return;
         if (elastic.ids_are_64_bit) {

@@ -598,7 +598,8 @@ class DispatchReceive {
             if (is_choice && has_outputs) {
                 const uint64_t at = uint64_t{number} * c_.topk + k;
                 if (call.out_topk_idx != nullptr) store_id(at, is_here ? static_cast<int32_t>(expert) : -1);
-                if (call.out_weights != nullptr) call.out_weights[at] = float_of(choice.weight);
+                const bool is_wanted = is_here || !call.own_weights_only;
+                if (call.out_weights != nullptr) call.out_weights[at] = is_wanted ? float_of(choice.weight) : 0.0f;
             }
             if (!c_.expert_major) continue;
             if (has_row && writes && call.out_weights != nullptr) call.out_weights[row_idx] = float_of(choice.weight);

@@ -162,6 +162,7 @@ ElasticDispatchCall::ElasticDispatchCall(RankContext& context, ElasticHandle& ha
     rows_ = static_cast<size_t>(arrivals.num_rows + (random.chance(50) ? 0 : random.below(9)));
     make_inputs(common, random, with_weights);
     make_outputs(random);
+    RANK_OK(context, crossdockHandleSetTag(handle.get(), form.tag));
 }
 
 Bytes ElasticDispatchCall::row_of(int rank, int token) const {
@@ -226,6 +227,7 @@ void ElasticDispatchCall::make_inputs(Random& common, Random& random, bool with_
     call_.alignment = may_be_unsaid && random.chance(50) ? 0 : routing_.alignment;
     call_.origin_stride = static_cast<unsigned>(random.pick({0, handle_.shape().max_tokens, 100'000}));
     call_.zero_padding = routing_.by_expert && random.chance(60) ? 1 : 0;
+    call_.own_weights_only = !routing_.by_expert && random.chance(40) ? 1 : 0;
 }
 
 void ElasticDispatchCall::make_outputs(Random& random) {
@@ -324,7 +326,8 @@ void ElasticDispatchCall::check() const {
         for (size_t k = 0; k < topk; ++k) {
             sources.set_element(n * line + 2 + k, by_expert ? came.rows[k] : -1);
             if (!by_expert) {
-                weights.set_element(n * topk + k, weight_of(came.source, came.token, k));
+                const bool is_wanted = came.experts[k] >= 0 || call.own_weights_only == 0;
+                weights.set_element(n * topk + k, is_wanted ? weight_of(came.source, came.token, k) : 0.0f);
                 set_id(n * topk + k, came.experts[k]);
             } else if (came.rows[k] >= 0) {
                 weights.set_element(static_cast<size_t>(came.rows[k]), weight_of_expert(came, k));
@@ -380,6 +383,7 @@ ElasticCombineCall::ElasticCombineCall(RankContext& context, ElasticHandle& hand
     row_bytes_ = 16 * form.granules.value_or(granules);
     hidden_ = row_bytes_ / reference::type_bytes(type_);
     with_weights_ = form.weights.value_or(common.chance(50));
+    RANK_OK(context, crossdockHandleSetTag(handle.get(), form.tag));
     tokens_ = static_cast<size_t>(routing_.num_tokens(context.rank()));
     const ElasticArrivals& arrivals = arrivals_[static_cast<size_t>(context.rank())];
     const size_t rows = handle.dispatched_rows();

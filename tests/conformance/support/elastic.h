@@ -83,6 +83,7 @@ struct ElasticForm {
     std::optional<size_t> granules;  // of 16 bytes, of a row
     std::optional<size_t> scales;
     std::optional<bool> weights;
+    unsigned tag = 0;
 };
 
 // How a caller lays out scales.
