@@ -175,10 +175,7 @@ class Session {
     void use_a2sgd();
 
     // session_routing_calls.cpp: on host memory.
-    template <class Struct>
-    void choose_place(Struct& whole);
     void use_routing();
-    void unpack_routing(const crossdockRoutingSent_t& sent, uint32_t words, uint32_t rank_experts);
 
     static constexpr int kMaxSteps = 48;
     static constexpr size_t kWindowBytes = 32768;

@@ -6,7 +6,7 @@
  *   - symmetric memory and windows for them (what ncclMemAlloc and ncclCommWindowRegister are on GPUs);
  *   - the message that explains the last error, and a diagnosis of the last wait that expired;
  *   - options of groups and handles that NVIDIA's structs have no field for;
- *   - routing counts and packed routing, for layers on top;
+ *   - routing counts, for layers on top;
  *   - A2SGD: gradient averaging for data parallelism with 64 bits per rank and step.
  *
  * Conventions. Every function returns an ncclResult_t unless said otherwise, writes its outputs only on success, and
@@ -468,9 +468,9 @@ typedef struct {
  * InvalidUsage without an elastic dispatch before. */
 ncclResult_t crossdockElasticCombine(ncclEpHandle_t handle, const crossdockElasticCombine_t* call, cudaStream_t stream);
 
-/* ---- Routing counts, and routing that travels beside rows ---- */
+/* ---- Routing counts ---- */
 
-/* What layers on top, such as crossdock.deep_ep, need to know of a routing, in one kernel each.
+/* What layers on top, such as crossdock.deep_ep, need to know of a routing, in one kernel.
  * Local, without a group. device: the GPU that all memory is on, the call is enqueued on its stream and capturable; -1:
  * host memory, done when the call returns. T tokens, K choices each, E experts, R ranks, L = E / R; experts of a
  * rank follow each other. Strides count elements; arrays without are dense, row-major. Nothing is kept. */
@@ -497,86 +497,6 @@ typedef struct {
 /* InvalidArgument: NULL where an array is needed, numbers that do not divide each other, a type or device that is not
  * there. */
 ncclResult_t crossdockCountRouting(const crossdockRoutingCounts_t* counts, cudaStream_t stream);
-
-/* Packed routing has W 4-byte words per token: its number, its K expert ids, K routing weights (where has_weights), S
- * scales, and zeros. It travels as one row of scales (recipe FWD). */
-typedef struct {
-    unsigned int size;  /* sizeof(crossdockRoutingSent_t) */
-    unsigned int magic; /* NCCL_EP_MAGIC */
-    int device;         /* as above, and so are the next five */
-    ncclDataType_t id_type;
-    const void* topk_idx;
-    int64_t token_stride;
-    int64_t choice_stride;
-    uint64_t num_tokens;
-    unsigned int num_topk;     /* 0: there are no experts, topk_idx may be NULL */
-    unsigned int num_scales;   /* S */
-    const float* weights;      /* in [T, K], or NULL: none are packed */
-    int64_t weight_strides[2]; /* from token to token, and from column to column */
-    const uint32_t* scales;    /* in [T, S], or NULL without scales */
-    int64_t scale_strides[2];  /* from token to token, and from column to column */
-    int32_t first_number;      /* of token 0; the others follow */
-    unsigned int num_words;    /* W */
-    uint32_t* words;           /* out [T, W] */
-    int32_t* targets;          /* out [T, N]: the ranks of each token, -1 where there are fewer; or NULL */
-    unsigned int num_targets;  /* N */
-    unsigned int rank_experts; /* L */
-    const uint8_t* is_in_rank; /* in [T, R]: the first N ranks of each token are its targets; NULL: N is K, and targets
-                                  are the ranks of its choices, column by column */
-    unsigned int num_ranks;    /* R, with is_in_rank */
-    unsigned int num_zeros;
-    int32_t* zeros; /* out: so many words are set to 0, e.g. what the receiving call counts in; or NULL */
-} crossdockRoutingSent_t;
-
-/* InvalidArgument: as above, or W is less than the words of a token. */
-ncclResult_t crossdockPackRouting(const crossdockRoutingSent_t* routing, cudaStream_t stream);
-
-/* Packed routing that came, as the arrays that it was made of, with expert ids as a rank numbers its own. Outputs that
- * are NULL are not written. */
-typedef struct {
-    unsigned int size;  /* sizeof(crossdockRoutingReceived_t) */
-    unsigned int magic; /* NCCL_EP_MAGIC */
-    int device;
-    ncclDataType_t id_type;    /* of ids: ncclInt32 or ncclInt64 */
-    const uint32_t* words;     /* in [rows, W] */
-    uint64_t num_rows;         /* of all arrays */
-    uint64_t num_received;     /* rows that came; ids of the others are -1 ... */
-    const int32_t* received;   /* ... or, if not NULL, so many as stand here, on the device */
-    unsigned int num_words;    /* W */
-    unsigned int num_topk;     /* K */
-    unsigned int num_scales;   /* S */
-    int has_weights;           /* weights are packed, too */
-    unsigned int first_expert; /* of this rank */
-    unsigned int rank_experts; /* L */
-    void* ids;                 /* out [rows, K]: 0 .. L - 1, or -1: no expert of this rank */
-    void* more_ids;            /* out: the same again, for callers who change one of them */
-    float* weights;            /* out [rows, K] */
-    int zero_foreign_weights;  /* 1: weights are 0 where ids are -1; 0: they are what was sent */
-    int32_t* numbers;          /* out [rows] */
-    int32_t* sources;          /* out [rows, K + 2]: the number, 0, and K times -1 */
-    uint32_t* scales;          /* out [rows, S] */
-    int64_t scale_strides[2];  /* as above */
-    int32_t* counts;           /* in, out [L + 1], zeros before: how often each expert occurs in ids, and a word that
-                                  the call needs; or NULL, and ends are not written */
-    int32_t* ends;             /* out [L]: where the rows of each expert end, if those of one follow those of the one
-                                  before, in zones rounded up to alignment: its zone's end, or its last row's ... */
-    int ends_of_rows;          /* ... if this is 1; what lies above 2^31 - 1 is said to be that */
-    unsigned int alignment;    /* of the zones, 1 .. 2^31 - 1 */
-    int32_t* rank_ends;        /* out [R]: rows with numbers below (r + 1) * rank_numbers, where numbers ascend */
-    unsigned int num_ranks;    /* R */
-    unsigned int rank_numbers; /* how many numbers each rank has */
-} crossdockRoutingReceived_t;
-
-/* InvalidArgument: as above, weights without has_weights, or counts without ends. */
-ncclResult_t crossdockUnpackRouting(const crossdockRoutingReceived_t* routing, cudaStream_t stream);
-
-/* Deprecated: earlier names of these. */
-typedef crossdockRoutingSent_t crossdockLabelsSent_t;
-typedef crossdockRoutingReceived_t crossdockLabelsReceived_t;
-CROSSDOCK_DEPRECATED("use crossdockPackRouting")
-ncclResult_t crossdockPackLabels(const crossdockLabelsSent_t* routing, cudaStream_t stream);
-CROSSDOCK_DEPRECATED("use crossdockUnpackRouting")
-ncclResult_t crossdockUnpackLabels(const crossdockLabelsReceived_t* routing, cudaStream_t stream);
 
 /* ---- A2SGD: two-level gradient averaging ---- */
 

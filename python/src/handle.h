@@ -56,8 +56,6 @@ class Handle {
     // False once the handle or its group is closed.
     bool is_usable() const { return handle_ != nullptr && !group_->is_closed(); }
     bool is_of_cpus() const { return group_->communicator().is_cpu(); }
-    // Whether this is not the device of the latest operation's arrays (-1: the host).
-    bool is_on_other_device(int device) const { return device != device_; }
     // Of the latest operation.
     cudaStream_t latest_stream() const { return stream_; }
 

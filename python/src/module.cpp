@@ -14,7 +14,6 @@
 #include "handle.h"
 #include "interrupt.h"
 #include "routing.h"
-#include "row_route.h"
 #include "stream.h"
 #include "tensor.h"
 #include "torch_maker.h"
@@ -46,7 +45,6 @@ NB_MODULE(_core, module) {
     bind_turns(module);
     bind_deep_ep_calls(module);
     bind_elastic(module);
-    bind_row_routes(module);
     bind_routing(module);
     bind_streams(module);
     module.def(

@@ -19,13 +19,6 @@ using namespace nb::literals;
 namespace crossdock::python {
 namespace {
 
-// A field of 32 bits.
-unsigned int number_from(int64_t value, const char* name) {
-    if (value < 0 || value > UINT32_MAX)
-        invalid_argument(std::string(name) + " is " + std::to_string(value) + ", allowed: 0..4294967295");
-    return static_cast<unsigned int>(value);
-}
-
 template <class Struct>
 Struct begin_struct(int device) {
     Struct made{};
@@ -118,13 +111,6 @@ class Tensors {
         }
         return found;
     }
-    Strided table(nb::handle tensor, const char* name, size_t item_bytes, int64_t rows) const {
-        const Strided found = strided(tensor, name, item_bytes);
-        if (found.num_dimensions != 2 || found.shape[0] != rows) {
-            refuse(tensor, name, std::string("two dimensions, of ") + std::to_string(rows) + " rows");
-        }
-        return found;
-    }
 
   private:
     int device_;
@@ -200,117 +186,6 @@ nb::object count_routing(nb::handle topk_idx, int64_t node_size, nb::handle per_
     return nb::int_(largest);
 }
 
-void pack_routing(nb::handle words, int32_t first_number, nb::handle topk_idx, nb::handle weights, nb::handle scales,
-                  nb::handle targets, int64_t rank_experts, nb::handle is_in_rank, nb::handle zeros) {
-    Strided packed;
-    if (!strided_from(words, packed) || packed.num_dimensions != 2 || packed.item_bytes != 4 || !packed.is_dense()) {
-        refuse(words, "words", "a dense [tokens, words] of 4-byte elements");
-    }
-    const int64_t num_tokens = packed.shape[0];
-    const Tensors tensors(packed.device);
-    auto routing = begin_struct<crossdockRoutingSent_t>(packed.device);
-    Strided ids;
-    ids.type = ncclInt64;
-    if (!topk_idx.is_none() &&
-        (!ids_from(topk_idx, ids) || ids.shape[0] != num_tokens || ids.device != packed.device)) {
-        refuse(topk_idx, "topk_idx",
-               std::string("[") + std::to_string(num_tokens) + ", top-k] of int32 or int64 on the device of words");
-    }
-    set_ids(routing, ids);
-    routing.num_tokens = static_cast<uint64_t>(num_tokens);
-    routing.first_number = first_number;
-    routing.words = static_cast<uint32_t*>(packed.data);
-    routing.num_words = static_cast<unsigned int>(packed.shape[1]);
-    if (!weights.is_none()) {
-        const Strided found = tensors.table(weights, "weights", sizeof(float), num_tokens);
-        if (found.shape[1] != ids.shape[1])
-            refuse(weights, "weights", std::to_string(ids.shape[1]) + " columns, as topk_idx has");
-        routing.weights = static_cast<const float*>(found.data);
-        std::copy_n(found.strides, 2, routing.weight_strides);
-    }
-    if (!scales.is_none()) {
-        const Strided found = tensors.table(scales, "scales", sizeof(uint32_t), num_tokens);
-        routing.scales = static_cast<const uint32_t*>(found.data);
-        routing.num_scales = static_cast<unsigned int>(found.shape[1]);
-        std::copy_n(found.strides, 2, routing.scale_strides);
-    }
-    if (!targets.is_none()) {
-        const Strided found = tensors.table(targets, "targets", sizeof(int32_t), num_tokens);
-        routing.targets = tensors.dense<int32_t>(targets, "targets", found.size());
-        routing.num_targets = static_cast<unsigned int>(found.shape[1]);
-        routing.rank_experts = number_from(rank_experts, "rank_experts");
-    }
-    if (!is_in_rank.is_none()) {
-        const Strided found = tensors.table(is_in_rank, "is_in_rank", sizeof(uint8_t), num_tokens);
-        routing.is_in_rank = tensors.dense<uint8_t>(is_in_rank, "is_in_rank", found.size());
-        routing.num_ranks = static_cast<unsigned int>(found.shape[1]);
-    }
-    if (!zeros.is_none()) {
-        routing.num_zeros = static_cast<unsigned int>(tensors.strided(zeros, "zeros", sizeof(int32_t)).size());
-        routing.zeros = tensors.dense<int32_t>(zeros, "zeros", routing.num_zeros);
-    }
-    run(&crossdockPackRouting, routing);
-}
-
-void unpack_routing(nb::handle words, int64_t num_rows, nb::handle received, int64_t topk, bool has_weights,
-                    int64_t first_expert, int64_t rank_experts, nb::handle ids, nb::handle more_ids, nb::handle weights,
-                    bool zero_foreign_weights, nb::handle numbers, nb::handle scales, nb::handle sources,
-                    nb::handle counts, nb::handle ends, bool ends_of_rows, int64_t alignment, nb::handle rank_ends,
-                    int64_t rank_numbers) {
-    Strided packed;
-    if (!strided_from(words, packed) || packed.num_dimensions != 2 || packed.item_bytes != 4 || !packed.is_dense() ||
-        packed.shape[0] < num_rows) {
-        refuse(words, "words",
-               std::string("a dense [") + std::to_string(num_rows) + " or more, words] of 4-byte elements");
-    }
-    const Tensors tensors(packed.device);
-    auto routing = begin_struct<crossdockRoutingReceived_t>(packed.device);
-    routing.words = static_cast<const uint32_t*>(packed.data);
-    routing.num_words = static_cast<unsigned int>(packed.shape[1]);
-    routing.num_rows = static_cast<uint64_t>(num_rows);
-    if (PyLong_Check(received.ptr())) {
-        routing.num_received = nb::cast<uint64_t>(received);
-    } else {
-        routing.received = tensors.dense<int32_t>(received, "received", 1);
-    }
-    routing.num_topk = number_from(topk, "topk");
-    routing.has_weights = has_weights ? 1 : 0;
-    routing.first_expert = number_from(first_expert, "first_expert");
-    routing.rank_experts = number_from(rank_experts, "rank_experts");
-    routing.id_type = ncclInt64;
-    if (!ids.is_none()) {
-        Strided found;
-        if (!ids_from(ids, found) || !found.is_dense()) refuse(ids, "ids", "a dense tensor of int32 or int64");
-        routing.id_type = *found.type;
-    }
-    const auto ids_in = [&](nb::handle tensor, const char* name) -> void* {
-        if (routing.id_type == ncclInt64) return tensors.dense<int64_t>(tensor, name, num_rows * topk);
-        return tensors.dense<int32_t>(tensor, name, num_rows * topk);
-    };
-    routing.ids = ids_in(ids, "ids");
-    routing.more_ids = ids_in(more_ids, "more_ids");
-    routing.weights = tensors.dense<float>(weights, "weights", num_rows * topk);
-    routing.zero_foreign_weights = zero_foreign_weights ? 1 : 0;
-    routing.numbers = tensors.dense<int32_t>(numbers, "numbers", num_rows);
-    routing.sources = tensors.dense<int32_t>(sources, "sources", num_rows * (topk + 2));
-    if (!scales.is_none()) {
-        const Strided found = tensors.table(scales, "scales", sizeof(uint32_t), num_rows);
-        routing.scales = static_cast<uint32_t*>(found.data);
-        routing.num_scales = static_cast<unsigned int>(found.shape[1]);
-        std::copy_n(found.strides, 2, routing.scale_strides);
-    }
-    routing.counts = tensors.dense<int32_t>(counts, "counts", rank_experts + 1);
-    routing.ends = tensors.dense<int32_t>(ends, "ends", rank_experts);
-    routing.ends_of_rows = ends_of_rows ? 1 : 0;
-    routing.alignment = number_from(alignment, "alignment");
-    if (!rank_ends.is_none()) {
-        routing.num_ranks = static_cast<unsigned int>(tensors.strided(rank_ends, "rank_ends", sizeof(int32_t)).size());
-        routing.rank_ends = tensors.dense<int32_t>(rank_ends, "rank_ends", routing.num_ranks);
-        routing.rank_numbers = number_from(rank_numbers, "rank_numbers");
-    }
-    run(&crossdockUnpackRouting, routing);
-}
-
 }  // namespace
 
 void bind_routing(nb::module_& module) {
@@ -335,23 +210,6 @@ void bind_routing(nb::module_& module) {
         "int32, per_expert [E] int32, is_in_rank [T, R] bool. distinct: per_expert counts a token once. Returns "
         "largest_id, and has counted nothing if that is "
         "none of an expert or None.");
-    module.def("pack_routing", &pack_routing, "words"_a, "first_number"_a, "topk_idx"_a.none(), "weights"_a.none(),
-               "scales"_a.none(), "targets"_a.none(), "rank_experts"_a, "is_in_rank"_a.none(), "zeros"_a.none(),
-               nb::sig("def pack_routing(words: object, first_number: int, topk_idx: object, weights: object, scales: "
-                       "object, targets: object, rank_experts: int, is_in_rank: object, zeros: object) -> None"),
-               "crossdockPackRouting: fills words [T, W] and targets [T, N], dense and of 4-byte elements.");
-    module.def("unpack_routing", &unpack_routing, "words"_a, "num_rows"_a, "received"_a, "topk"_a, "has_weights"_a,
-               "first_expert"_a, "rank_experts"_a, "ids"_a.none(), "more_ids"_a.none(), "weights"_a.none(),
-               "zero_foreign_weights"_a, "numbers"_a.none(), "scales"_a.none(), "sources"_a.none() = nb::none(),
-               "counts"_a.none() = nb::none(), "ends"_a.none() = nb::none(), "ends_of_rows"_a = false,
-               "alignment"_a = 1, "rank_ends"_a.none() = nb::none(), "rank_numbers"_a = 0,
-               nb::sig("def unpack_routing(words: object, num_rows: int, received: object, topk: int, has_weights: "
-                       "bool, first_expert: int, rank_experts: int, ids: object, more_ids: object, weights: object, "
-                       "zero_foreign_weights: bool, numbers: object, scales: object, sources: object = None, counts: "
-                       "object = None, ends: object = None, ends_of_rows: bool = False, alignment: int = 1, "
-                       "rank_ends: object = None, rank_numbers: int = 0) -> None"),
-               "crossdockUnpackRouting: fills the tensors that are not None. received: a number, or an int32 tensor of "
-               "one element.");
 }
 
 }  // namespace crossdock::python

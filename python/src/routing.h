@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Routing counts, packed routing, and rows by expert: where torch would take a dozen operations, one call does.
+// Routing counts: where torch would take a dozen operations, one call does.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -25,9 +25,7 @@ from deep_ep_checks import Problem, arguments_of
 
 import crossdock as ep
 import crossdock.deep_ep as deep_ep
-from crossdock._core import unpack_routing
 from crossdock.deep_ep import layout
-from crossdock.deep_ep.packed_routing import PackedRouting
 from crossdock.deep_ep.utils.math import calc_diff, per_token_cast_back, per_token_cast_to_fp8
 
 REPLAYS = 50
@@ -325,49 +323,19 @@ def elastic(rank: int, size: int) -> dict[str, float]:
 
 
 def routing(rank: int, size: int) -> dict[str, float]:
-    """Counts and packed routing are those of the CPU, which other tests check; times of whole calls."""
+    """Counts are those of the CPU, which other tests check; the time of a whole call."""
     random = torch.Generator().manual_seed(rank)
     for tokens, topk, num_experts, num_ranks in ((0, 2, 8, 4), (1, 1, 4, 4), (777, 8, 96, 8), (4096, 9, 256, 64)):
         ids = torch.randint(-2, num_experts, (topk, tokens), generator=random).t()
-        local, zeros = num_experts // num_ranks, num_experts // num_ranks + 1
-        weights, scales = torch.rand(tokens, topk), torch.rand(5, tokens).t()
         for dtype in (torch.int64, torch.int32):
-            found = []
-            for device in ("cpu", "cuda"):
-                on = partial(torch.Tensor.to, device=device)
-                ids_here = on(ids.to(dtype))
-                counts = layout.counts_of(ids_here, num_experts, num_ranks, 2)
-                counting = torch.full((zeros,), 7, dtype=torch.int32, device=device)
-                sent = [
-                    PackedRouting.of(on(scales), ids_here, on(weights), on(scales), 9, local, mask, counting)
-                    for mask in (None, counts.is_in_rank)
-                ]
-                words, received = sent[0].words, torch.tensor([max(0, tokens - 3)], dtype=torch.int32, device=device)
-                outs = [torch.empty(tokens, topk, dtype=dtype, device=device) for _ in range(2)]
-                outs += [torch.empty(tokens, topk, device=device), torch.empty(tokens, 5, device=device)]
-                outs += [torch.empty(shape, dtype=torch.int32, device=device) for shape in (tokens, local, num_ranks)]
-                outs += [torch.empty(tokens, topk + 2, dtype=torch.int32, device=device)]
-                own_ids, more_ids, own_weights, own_scales, numbers, ends, rank_ends, sources = outs
-                packed = words, tokens, received, topk, True, local, local, own_ids, more_ids, own_weights, True
-                counted = sources, counting, ends, True, 16, rank_ends, 100
-                unpack_routing(*packed, numbers, own_scales, *counted)
-                assert counts.per_node is not None
-                outs += [counting[:local], counts.per_rank, counts.per_node, counts.per_expert, counts.is_in_rank]
-                outs += [*sent[0], sent[1].targets]
-                found.append([out.cpu() for out in outs])
-            for place, (host, device_made) in enumerate(zip(*found, strict=True)):
-                assert torch.equal(host, device_made), f"{place} of {tokens} tokens, {dtype}"
-    ids, counting = torch.randint(0, 64 * size, (4096, 8)).cuda(), torch.empty(65, dtype=torch.int32, device="cuda")
-    x, weights = torch.empty(4096, 1, device="cuda"), torch.rand(4096, 8, device="cuda")
-    pack = partial(PackedRouting.of, x, ids, weights, None, 0, 64, None, counting)
-    words, kept = pack().words, torch.empty_like(ids)
-    unpack = partial(unpack_routing, words, 4096, 4096, 8, True, 0, 64, kept, None, weights, True, None, None)
-    kernels: dict[str, Callable[[], Any]] = {
-        "count": lambda: layout.counts_of(ids, 64 * size, size),
-        "pack": pack,
-        "unpack": unpack,
-    }
-    return {f"{name}, graph, us": period_us(captured(kernel)[0]) for name, kernel in kernels.items()}
+            host, device_made = (
+                layout.counts_of(ids.to(dtype).to(device), num_experts, num_ranks, 2) for device in ("cpu", "cuda")
+            )
+            for name, expected, found in zip(host._fields, host, device_made, strict=True):
+                assert torch.equal(expected, found.cpu()), f"{name} of {tokens} tokens, {dtype}"
+    ids = torch.randint(0, 64 * size, (4096, 8)).cuda()
+    graph, _ = captured(lambda: layout.counts_of(ids, 64 * size, size))
+    return {"count, graph, us": period_us(graph)}
 
 
 def run_rank(options: argparse.Namespace) -> None:

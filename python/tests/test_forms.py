@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the binding knows for crossdock.deep_ep: forms of arguments, routing counts, packed routing, rows as bytes."""
+"""What the binding knows for crossdock.deep_ep: forms of arguments, and routing counts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 import crossdock as ep  # noqa: E402
 from crossdock._core import (  # noqa: E402
     Forms,
-    RowRoute,
     column_sums,
     count_routing,
-    dispatch_rows,
     host_bytes,
     largest_id,
     route_and_dispatch,
-    unpack_routing,
 )
-from crossdock.deep_ep.packed_routing import PackedRouting  # noqa: E402
 
 
 class Tagged(torch.Tensor):  # type: ignore[name-defined]
@@ -90,65 +86,6 @@ def test_bytes_of_the_host() -> None:
     assert column_sums(parts, 0, 4) == [4, 8, 0, 0] and column_sums(parts, 1, 2) == [8, 0]
     with pytest.raises(ep.InvalidArgument, match="a part has 4 columns, expected at least 5"):
         column_sums(parts, 2, 3)
-
-
-@pytest.mark.parametrize("kind", [torch.Tensor, Tagged])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_packed_routing_comes_back_as_it_went(dtype: Any, kind: Any) -> None:
-    """Out of tensors of any strides, of torch's own type or not."""
-    tokens, topk, scales = 5, 3, torch.arange(10.0).view(2, 5).t()
-    ids = torch.tensor([[0, 5, -1], [4, 4, 4], [3, -1, 2], [1, 0, 5], [-1, -1, -1]], dtype=dtype)
-    weights = torch.arange(15.0).view(3, 5).t()
-    parts: list[Any] = [part.as_subclass(kind) for part in (ids, weights, scales)]
-    routing = PackedRouting.of(torch.zeros(tokens, 1), parts[0], parts[1], parts[2], 50, 2, None)
-    assert routing.words.shape == (5, 12)
-    assert routing.targets.tolist() == [[0, 2, -1], [2, 2, 2], [1, -1, 1], [0, 0, 2], [-1, -1, -1]]
-    mask = torch.tensor([[True, False, True]] * tokens)
-    assert PackedRouting.of(ids, None, None, None, 0, 2, mask).targets.tolist() == [[0, 2, -1]] * tokens
-
-    found, numbers = torch.zeros(4, topk, dtype=dtype), torch.zeros(4, dtype=torch.int32)
-    own, back = torch.zeros(4, topk), torch.zeros(4, 2)
-    unpack_routing(routing.words, 4, 3, topk, True, 4, 2, found, None, own, True, numbers, back)
-    assert found.tolist() == [[-1, 1, -1], [0, 0, 0], [-1, -1, -1], [-1, -1, -1]]
-    assert own.tolist() == [[0, 5, 0], [1, 6, 11], [0, 0, 0], [0, 0, 0]]
-    assert numbers.tolist() == [50, 51, 52, 53] and torch.equal(back, scales[:4])
-    with pytest.raises(ep.InvalidArgument, match=r"ids is \[4, 3\] of .*, expected a dense tensor of 15 elements"):
-        unpack_routing(routing.words, 5, 3, topk, True, 4, 2, found, None, None, True, None, None)
-    with pytest.raises(ep.InvalidArgument, match="weights is .*, expected 3 columns, as topk_idx has"):
-        PackedRouting.of(ids, ids, scales, None, 0, 2, None)
-
-
-def test_rows_of_any_type_go_as_bytes() -> None:
-    def program(comm: ep.Communicator) -> None:
-        config = ep.GroupConfig(num_experts=2, max_dispatch_tokens_per_rank=4, max_token_bytes=256)
-        with ep.Group(comm, config, algorithm=ep.Algorithm.HIGH_THROUGHPUT) as group:
-            handle = group.init_handle(ep.Layout.FLAT, 1)
-            handle.update(torch.tensor([[1], [0], [1]]))
-            num = 2 * (1 + comm.rank)
-            of_rank = [torch.arange(12, dtype=torch.int32).view(3, 4) + 100 * rank for rank in range(2)]
-            kept = torch.tensor([1] if comm.rank == 0 else [0, 2])
-            expected = torch.cat([rows[kept] for rows in of_rank])
-            received, words = torch.zeros(num, 4, dtype=torch.int32), torch.zeros(num, 8, dtype=torch.float16)
-            dispatch_rows(handle, of_rank[comm.rank], received)
-            assert torch.equal(received, expected)
-            beside = of_rank[comm.rank].to(torch.float16).repeat(1, 2)
-            dispatch_rows(handle, of_rank[comm.rank].float(), received.view(torch.float32), beside, words)
-            assert torch.equal(received.view(torch.float32), expected.float())
-            assert torch.equal(words, expected.to(torch.float16).repeat(1, 2))
-            route = RowRoute(handle, 3, num, 16)
-            floats = of_rank[comm.rank].float()
-            again = route.send_again(floats)
-            assert torch.equal(again, expected.float()) and again.dtype == torch.float32
-            for unfit in (floats[:, :3], floats[:2], floats.long(), floats.int(), floats.as_subclass(Tagged), None):
-                assert route.send_again(unfit) is None
-            assert RowRoute(handle, 3, num, 8).send_again(floats) is None
-            sums = route.add_up(expected.float())
-            assert torch.equal(sums, of_rank[comm.rank].float()) and route.add_up(expected) is None
-            assert RowRoute(handle, 3, num + 1, 16).add_up(expected.float()) is None
-            with pytest.raises(ep.InvalidArgument, match="rows has rows of 12 bytes, allowed: multiples of 16"):
-                dispatch_rows(handle, of_rank[comm.rank][:, :3].contiguous(), received)
-
-    ep.run_threads(2, program)
 
 
 def test_scales_by_column_of_any_tensor() -> None:

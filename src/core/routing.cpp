@@ -11,7 +11,6 @@ namespace crossdock {
 namespace {
 
 constexpr unsigned int kMostTopk = 1U << 16;
-constexpr unsigned int kMostWords = 1U << 20;  // of a token's packed routing
 // A block counts in shared memory; every supported device has this much.
 constexpr unsigned int kMostCounters = 32768;
 
@@ -44,8 +43,6 @@ void expect_within(uint64_t value, uint64_t least, uint64_t most, const char* na
             most);
 }
 
-void expect_words(unsigned int num_words, uint64_t least) { expect_within(num_words, least, kMostWords, "num_words"); }
-
 }  // namespace
 
 void count_routing(const crossdockRoutingCounts_t* caller, cudaStream_t stream) {
@@ -65,43 +62,6 @@ void count_routing(const crossdockRoutingCounts_t* caller, cudaStream_t stream) 
     expect_array(c.is_in_rank, c.num_tokens > 0, "is_in_rank");
     expect_within(static_cast<unsigned int>(c.distinct), 0, 1, "distinct");
     launch<CountRouting>(c, stream);
-}
-
-void pack_routing(const crossdockRoutingSent_t* caller, cudaStream_t stream) {
-    const auto l = mandatory_struct(caller, sizeof(crossdockRoutingSent_t), "routing");
-    expect_device(l.device);
-    expect_id_type(l.id_type);
-    expect_within(l.num_topk, 0, kMostTopk, "num_topk");
-    expect_words(l.num_words, 1 + uint64_t{l.num_topk} * (l.weights == nullptr ? 1 : 2) + l.num_scales);
-    const bool are_tokens = l.num_tokens > 0;
-    expect_ids(l.topk_idx, l.id_type, are_tokens && l.num_topk > 0, "topk_idx");
-    expect_array(l.scales, are_tokens && l.num_scales > 0, "scales");
-    expect_array(l.words, are_tokens, "words");
-    expect_array(l.zeros, l.num_zeros > 0, "zeros");
-    if (l.targets != nullptr && l.is_in_rank == nullptr) {
-        expect_within(l.rank_experts, 1, UINT32_MAX, "rank_experts");
-        expect_within(l.num_targets, l.num_topk, l.num_topk, "num_targets");
-    }
-    launch<PackRouting>(l, stream);
-}
-
-void unpack_routing(const crossdockRoutingReceived_t* caller, cudaStream_t stream) {
-    const auto l = mandatory_struct(caller, sizeof(crossdockRoutingReceived_t), "routing");
-    expect_device(l.device);
-    expect_id_type(l.id_type);
-    expect_within(l.num_topk, 0, kMostTopk, "num_topk");
-    expect_words(l.num_words, 1 + uint64_t{l.num_topk} * (l.has_weights == 0 ? 1 : 2) + l.num_scales);
-    expect_array(l.words, l.num_rows > 0, "words");
-    expect_ids(l.ids, l.id_type, false, "ids");
-    expect_ids(l.more_ids, l.id_type, false, "more_ids");
-    require(l.weights == nullptr || l.has_weights != 0, ncclInvalidArgument,
-            "weights is not NULL, expected NULL with has_weights 0");
-    if (l.counts != nullptr) {
-        expect_within(l.rank_experts, 1, kMostCounters, "rank_experts");
-        expect_within(l.alignment, 1, INT32_MAX, "alignment");
-        expect_array(l.ends, true, "ends");
-    }
-    launch<UnpackRouting>(l, stream);
 }
 
 }  // namespace crossdock

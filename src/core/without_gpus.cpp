@@ -49,7 +49,5 @@ template struct OnGpu<A2sgdMeansKernel, Peers::kLsaAndGin>;
 template struct OnGpu<A2sgdApplyKernel, Peers::kLsa>;
 
 template struct OnGpu<CountRouting, Peers::kLsa>;
-template struct OnGpu<PackRouting, Peers::kLsa>;
-template struct OnGpu<UnpackRouting, Peers::kLsa>;
 
 }  // namespace crossdock

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from crossdock._core import Group, Handle, Layout, forget_arrays
-from crossdock.copies import Uncopied
+from crossdock._core import Group, Handle, Layout
 from crossdock.deep_ep.errors import require_state, translated
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.errors import Error
@@ -82,32 +81,3 @@ def _pop(handles: list[Handle]) -> Handle | None:
         return handles.pop()
     except IndexError:
         return None
-
-
-class Lease(Uncopied):
-    """A handle that serves one dispatch and all that follows from it, given back when this object goes."""
-
-    __slots__ = ("_free", "_handle", "_pool", "is_pending")
-
-    _remedy = "dispatch again, which returns another one"
-
-    def __init__(self, pool: PooledGroup, num_topk: int) -> None:
-        self._pool = pool
-        self._handle, self._free = pool.take(num_topk)
-        self.is_pending = False  # the receive half is missing
-
-    @property
-    def handle(self) -> Handle:
-        if self._pool.is_closed:
-            require_state(False, "the buffer of this handle is destroyed")
-        return self._handle
-
-    def forget(self) -> None:
-        """Lets go of tensors that finished calls have used; torch knows by streams when their memory is free."""
-        if not self._pool.is_cpu:  # CPUs keep none
-            forget_arrays(self._handle)
-
-    def __del__(self) -> None:
-        # One whose hook was never called goes for good, and with it the operation that is under way.
-        if hasattr(self, "is_pending") and not self.is_pending and not self._pool.is_closed:
-            self._free.append(self._handle)

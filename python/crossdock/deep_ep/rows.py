@@ -45,13 +45,3 @@ def from_carried(carried: torch.Tensor, hidden: int, dtype: torch.dtype) -> torc
     if carried.shape[1] != num_bytes:
         carried = carried[:, :num_bytes].contiguous()
     return carried.view(dtype)
-
-
-def words_of(scales: torch.Tensor) -> torch.Tensor:
-    """[T, S] of 4-byte elements as words [T, W] that can travel beside rows; no copy where nothing is padded."""
-    columns = scales.shape[1]
-    if columns % (UNIT // 4) == 0:
-        return scales.contiguous().view(torch.int32)
-    words = torch.zeros(scales.shape[0], align(columns, UNIT // 4), dtype=torch.int32, device=scales.device)
-    words[:, :columns] = scales.view(torch.int32)
-    return words

@@ -3,7 +3,9 @@
 // be cleared first, and no block waits for another.
 #pragma once
 
-#include "kernels/routing/ids.h"
+#include "crossdock.h"
+#include "device/context.h"
+#include "device/numeric.h"
 
 namespace crossdock {
 
@@ -15,6 +17,11 @@ struct RoutingSlice {
 };
 
 namespace {
+
+CROSSDOCK_DEVICE int64_t load_id(const void* ids, ncclDataType_t type, int64_t index) {
+    if (type == ncclInt64) return static_cast<const int64_t*>(ids)[index];
+    return static_cast<const int32_t*>(ids)[index];
+}
 
 CROSSDOCK_HOST_DEVICE RoutingSlice routing_slice(const crossdockRoutingCounts_t& c, uint32_t block, uint32_t blocks) {
     RoutingSlice slice{};

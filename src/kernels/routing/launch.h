@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of routing counts and packed routing. They access no other rank, and run on the GPU of their arguments or
-// on the calling thread.
+// The kernel of routing counts. It accesses no other rank, and runs on the GPU of its arguments or on the calling
+// thread.
 #pragma once
 
 #include "crossdock.h"
@@ -11,18 +11,6 @@ namespace crossdock {
 struct CountRouting {
     using Args = crossdockRoutingCounts_t;
     static constexpr const char* kName = "count routing";
-    static LaunchShape shape(const Args& args);
-};
-
-struct PackRouting {
-    using Args = crossdockRoutingSent_t;
-    static constexpr const char* kName = "pack routing";
-    static LaunchShape shape(const Args& args);
-};
-
-struct UnpackRouting {
-    using Args = crossdockRoutingReceived_t;
-    static constexpr const char* kName = "unpack routing";
     static LaunchShape shape(const Args& args);
 };
 
