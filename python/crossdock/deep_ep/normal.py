@@ -101,7 +101,7 @@ def targets_of(is_token_in_rank: torch.Tensor) -> torch.Tensor:
     """The ranks of each token, [T, R] or [T, 64] with more ranks, in any columns; -1 where there is none."""
     size = is_token_in_rank.shape[1]
     if size <= MOST_TARGETS:
-        return torch.where(is_token_in_rank, torch.arange(size, device=is_token_in_rank.device), -1)
+        return torch.where(is_token_in_rank, torch.arange(size, dtype=torch.int64, device=is_token_in_rank.device), -1)
     ranks = (~is_token_in_rank).byte().argsort(dim=1, stable=True)[:, :MOST_TARGETS]
     return torch.where(is_token_in_rank.gather(1, ranks), ranks, -1)
 
