@@ -332,6 +332,7 @@ def routing(rank: int, size: int) -> dict[str, float]:
                 layout.counts_of(ids.to(dtype).to(device), num_experts, num_ranks, 2) for device in ("cpu", "cuda")
             )
             for name, expected, found in zip(host._fields, host, device_made, strict=True):
+                assert expected is not None and found is not None, name
                 assert torch.equal(expected, found.cpu()), f"{name} of {tokens} tokens, {dtype}"
     ids = torch.randint(0, 64 * size, (4096, 8)).cuda()
     graph, _ = captured(lambda: layout.counts_of(ids, 64 * size, size))

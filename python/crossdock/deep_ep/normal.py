@@ -79,7 +79,6 @@ class DispatchHandle(Uncopied, LazyTuple):
 
     agreed: Agreement | None  # None: the device alone knows the counts
     of_device: list[torch.Tensor]  # what the dispatch has written
-    device: torch.device
     _prefix: torch.Tensor | None = None
 
     def __copy__(self) -> DispatchHandle:
@@ -88,7 +87,7 @@ class DispatchHandle(Uncopied, LazyTuple):
     def prefix(self) -> torch.Tensor | None:
         if self._prefix is None and self.agreed is not None:
             sums = np.cumsum(self.agreed.rank_counts(), axis=0, dtype=np.int32)
-            self._prefix = torch.tensor(sums, dtype=torch.int32, device=self.device)
+            self._prefix = torch.tensor(sums, dtype=torch.int32, device=self[3].device)
         return self._prefix
 
 
@@ -174,7 +173,7 @@ class Normal:
         if has_nodes:
             items = (is_token_in_rank, lease, None, sources[:, 0], None, None, rank_ends, None, None, None)
         handle = DispatchHandle(items)
-        handle.agreed, handle.device = agreed if counts is not None else None, device
+        handle.agreed = agreed if counts is not None else None
         handle.of_device = [kept, sources, rank_ends]
         received = rows if sf is None else (rows, sf)
         return received, own_ids if topk_idx is not None else None, weights, expert_counts, handle

@@ -21,8 +21,8 @@ class Executor {
     // fiber, and fibers of all ranks run. Rethrows a kernel's exception.
     virtual void run(const LaunchShape& shape, const std::function<void(Warp&)>& kernel) = 0;
 
-    // Host-side wait of a rank's program: polls ready(). Returns true once it is true, false after deadline_ns, or if the
-    // rank was killed by fault injection.
+    // Host-side wait of a rank's program: polls ready(). Returns true once it is true, false after deadline_ns, or if
+    // the rank was killed by fault injection.
     virtual bool wait(const std::function<bool()>& ready, uint64_t deadline_ns) = 0;
     virtual uint64_t now_ns() = 0;
 
