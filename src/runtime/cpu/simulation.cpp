@@ -67,7 +67,7 @@ class SimulatedWarp final : public Warp, private ProtocolChecker {
     }
     void report_loss(int rank) override {
         const ExecutorsWork work(kernel());
-        if (launch_->peers != nullptr && !is_killed()) launch_->peers->report_loss(rank);
+        if (launch_->peers != nullptr && !scheduler().is_killed(launch_->rank)) launch_->peers->report_loss(rank);
     }
 
     void scheduling_point() override {
