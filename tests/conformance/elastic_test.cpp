@@ -239,5 +239,62 @@ TEST_BOTH_MODES(Elastic, RowsWithoutRoomFailTheGroup) {
     });
 }
 
+// With a budget and the policy to drop, outputs need no more rows than that, and the group goes on.
+TEST(HtElastic, RowsBeyondTheBudgetAreDropped) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        for (const bool by_expert : {false, true}) {
+            expect_clean(spec, ranks_or(4), std::nullopt, [=](RankContext& context) {
+                const ElasticShape shape = shape_to_everybody(kHighThroughput, context.num_ranks());
+                const size_t budget = static_cast<size_t>(shape.max_tokens);
+                ncclEpGroupConfig_t config = elastic_config(context, shape);
+                config.max_recv_tokens_per_rank = static_cast<unsigned>(budget);
+                config.overflow_policy = NCCL_EP_OVERFLOW_DROP;
+                Group group(context, context.comm(), config);
+                ElasticHandle handle(context, group.get(), shape, by_expert, 3);
+                handle.route(to_everybody(shape));
+                RANK_OK(context, handle.update());
+                for (uint64_t step = 0; step < 3; ++step) {
+                    ElasticDispatchCall call(context, handle, step, {.weights = true});
+                    call.shrink(budget);
+                    RANK_OK(context, call.run());
+                    context.synchronize(handle.stream());
+                    call.check_untouched_from(budget);
+                }
+            });
+        }
+    });
+}
+
+// Captured operations do at every replay what eager ones do.
+TEST_BOTH_MODES(Elastic, GraphsReplay) {
+    on_each_backend({Backend::kCuda, Backend::kCudaProcesses}, [=](const BackendSpec& spec) {
+        for (const bool by_expert : {false, true}) {
+            expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                const ElasticShape shape = shape_to_everybody(mode, context.num_ranks());
+                Group group(context, context.comm(), elastic_config(context, shape));
+                ElasticHandle handle(context, group.get(), shape, by_expert, 3);
+                handle.route(to_everybody(shape));
+                RANK_OK(context, handle.update());
+                ElasticDispatchCall dispatch(context, handle, 1);
+                dispatch.arguments().statistics = nullptr;  // which every replay adds to
+                RANK_OK(context, dispatch.run());
+                ElasticCombineCall combine(context, handle, 2);
+                RANK_OK(context, combine.run());
+                const Graph step = context.capture(handle.stream(), [&] {
+                    RANK_OK(context, handle.update());
+                    RANK_OK(context, dispatch.run());
+                    RANK_OK(context, combine.run());
+                });
+                for (int replay = 0; replay < 5; ++replay) {
+                    context.launch(step, handle.stream());
+                    context.synchronize(handle.stream());
+                    dispatch.check();
+                    combine.check();
+                }
+            });
+        }
+    });
+}
+
 }  // namespace
 }  // namespace crossdock::testing

@@ -290,6 +290,7 @@ void ElasticDispatchCall::check_untouched_from(size_t row) const {
 }
 
 ncclResult_t ElasticDispatchCall::run() {
+    handle_.limit_sms(seed_);
     Fleeting<crossdockElasticDispatch_t> copy(call_);
     const ncclResult_t result = crossdockElasticDispatch(handle_.get(), copy.get(), handle_.stream());
     if (result == ncclSuccess) handle_.note_dispatched(rows_);
@@ -448,6 +449,7 @@ float ElasticCombineCall::returned_weight(size_t token, size_t column) const {
 }
 
 ncclResult_t ElasticCombineCall::run() {
+    handle_.limit_sms(seed_);
     Fleeting<crossdockElasticCombine_t> copy(call_);
     return crossdockElasticCombine(handle_.get(), copy.get(), handle_.stream());
 }
@@ -534,6 +536,12 @@ ncclResult_t ElasticHandle::update() {
     const size_t tokens = static_cast<size_t>(routing_.num_tokens(context_.rank()));
     Tensor ids(ids_are_64_bit_ ? ncclInt64 : ncclInt32, {tokens, static_cast<size_t>(routing_.topk)}, *ids_);
     return ncclEpUpdateHandle(handle_, ids, nullptr, stream_);
+}
+
+void ElasticHandle::limit_sms(uint64_t seed) {
+    if (!is_ht(shape_.mode)) return;
+    Random random(seed);
+    RANK_OK(context_, crossdockHandleSetSms(handle_, random.pick({0u, 1u, 2u, 3u, 24u, 1000u})));
 }
 
 void ElasticHandle::dispatch(uint64_t step) {

@@ -176,6 +176,9 @@ class ElasticHandle {
     void dispatch(uint64_t step);
     void combine(uint64_t step);
 
+    // High throughput: of the next operations, the same on every rank.
+    void limit_sms(uint64_t seed);
+
     ncclEpHandle_t get() const { return handle_; }
     cudaStream_t stream() const { return stream_; }
     const ElasticShape& shape() const { return shape_; }
