@@ -223,7 +223,9 @@ TEST(Kill, OtherCallsOfARankThatFailedAreNoMistake) {
         const JoinAs join = way_to_join(spec, kRanks);
         const RunReport report = fork_ranks(spec, kRanks, [&](int rank) -> ChildReport {
             ncclComm_t comm = nullptr;
-            if (join(&comm, rank) != ncclSuccess) return {{crossdockGetLastError()}, 0};
+            // The barrier: until all have joined.
+            if (join(&comm, rank) != ncclSuccess || crossdockCommBarrier(comm) != ncclSuccess)
+                return {{crossdockGetLastError()}, 0};
             if (rank == kKilled) raise(SIGKILL);
             void* memory = nullptr;
             ncclWindow_t window = nullptr;
