@@ -114,6 +114,7 @@ void run_ranks(int num_ranks, const RankFunction& function, const std::vector<in
             state.processes[rank] = getpid();
             try {
                 function(self);
+                self.expect(!testing::Test::HasFailure(), "an assertion failed");
             } catch (const std::exception& error) {
                 self.fail(std::string("an exception: ") + error.what());
             }

@@ -88,7 +88,7 @@ TEST(Ucx, NoFileOfTheUserBringsBackStrangers) {
 
 // Changed addresses are refused, or lead nowhere. In a process of its own, so that this one does not open UCX.
 TEST(Ucx, BadAddressesAreHarmless) {
-    run_ranks(1, [](TestRank& rank) {
+    run_ranks(1, [](TestRank&) {
         use_ucx_memory();
         Nobody nobody;
         const auto context = UcxContext::shared();
@@ -98,7 +98,8 @@ TEST(Ucx, BadAddressesAreHarmless) {
         ASSERT_TRUE(is_ucx_address(own));
         const auto process = static_cast<uint32_t>(getpid());
         const auto* number = reinterpret_cast<const std::byte*>(&process);
-        const auto segment = std::search(own.begin(), own.end(), number, number + sizeof(process)) - own.begin();
+        // Three bytes: the descriptor begins in the upper bits of the fourth.
+        const auto segment = std::search(own.begin(), own.end(), number, number + 3) - own.begin();
         ASSERT_LE(segment + 8, std::ssize(own));
         int num_refused = 0, num_tried = 0;
         for (uint32_t seed = 0; seed < 400; ++seed) {
@@ -134,7 +135,6 @@ TEST(Ucx, BadAddressesAreHarmless) {
         EXPECT_GT(num_refused, 100);
         EXPECT_GT(num_tried, 50);
         for (size_t bytes = 0; bytes < own.size(); ++bytes) EXPECT_FALSE(is_ucx_address(std::span(own).first(bytes)));
-        rank.expect(!testing::Test::HasFailure(), "an address did harm");
     });
 }
 
