@@ -140,10 +140,13 @@ class Relay {
             if (change_) bytes[i] = change_(from == 0, pair.passed[from], bytes[i]);
             ++pair.passed[from];
         }
+        {
+            const std::lock_guard lock(mutex_);
+            auto& recorded = recorded_[from == 0];
+            recorded.insert(recorded.end(), bytes, bytes + got);
+        }
+        // Who has what was sent may ask for the recording.
         (void)!send(pair.ends[1 - from].fd(), bytes, static_cast<size_t>(got), MSG_NOSIGNAL);
-        const std::lock_guard lock(mutex_);
-        auto& recorded = recorded_[from == 0];
-        recorded.insert(recorded.end(), bytes, bytes + got);
     }
 
     Socket listening_;
