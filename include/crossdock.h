@@ -436,8 +436,8 @@ typedef struct {
  * type or bytes of rows or scales fail with a message on all. May be repeated along the same routing, and runs in
  * between other operations of the group; a later combine goes by the last one. InvalidArgument: a struct or tensor that
  * is missing or of other type or shape than above, alignment 0x80000000 or more, or not the handle's. InvalidUsage: no
- * routing, a group with masks; LL: several LSA teams, more than 64 ranks, more than 32767 experts or 65535 tokens per
- * rank. */
+ * routing, a group with masks; LL: one with zero_copy on or several LSA teams, more than 64 ranks, 32767 experts or
+ * 65535 tokens per rank. */
 ncclResult_t crossdockElasticDispatch(ncclEpHandle_t handle, const crossdockElasticDispatch_t* call,
                                       cudaStream_t stream);
 
