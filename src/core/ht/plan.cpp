@@ -17,9 +17,10 @@ constexpr uint32_t kGpuUpdateWarps = 16;
 constexpr uint32_t kGpuChunkBytes = 16384;
 constexpr uint32_t kGpuReturnedBytes = 4096;  // combine: small, so that an SM's L1 has room for rows that are summed
 constexpr uint32_t kGpuSummers = 7;
-constexpr uint32_t kGpuSenders = 5;      // of sums
-constexpr uint32_t kGpuOwnSenders = 3;   // of sums of own tokens
-constexpr uint32_t kGpuWeightWarps = 2;  // of a combine whose other warps are busy
+constexpr uint32_t kGpuSenders = 4;         // of sums
+constexpr uint32_t kGpuFencingSenders = 5;  // of sums, without an announcer
+constexpr uint32_t kGpuOwnSenders = 3;      // of sums of own tokens
+constexpr uint32_t kGpuWeightWarps = 2;     // of a combine whose other warps are busy
 constexpr uint32_t kGpuMostSharedStages = 32;
 constexpr uint32_t kSummedBytes = PartSum<DType::kF32>::kMostBytes;  // of a part, by a summer
 // Warps of a device that send rows directly to their final places, and stages of each: fewer leave the links idle, more
@@ -38,6 +39,7 @@ HtWarpLayout warp_layout_for(const Group& group, HtWarpLayout gpu, uint32_t cros
     if (fixed_warps > 0) {
         warp_layout = {warps,          warps, std::min(gpu.weight_warps, 1u), gpu.producer_stages, gpu.consumer_stages,
                        gpu.chunk_bytes};
+        if (fixed_warps > 1) warp_layout.announcers = gpu.announcers;
     }
     if (gpu.summers > 0 && fixed_warps > 1) {
         warp_layout.summers = warps;
@@ -112,9 +114,8 @@ HtShared lay_out(const Group& group, const HtCommon& common, HtWarpLayout& warp_
         shared.plans = static_cast<uint32_t>(at);
         shared.plan_bytes = HtPlan::bytes(common.topk);
         at = align_up(at + uint64_t{shared.plan_bytes} * warp_layout.warps(), 16);
-        shared.unflagged = static_cast<uint32_t>(at);
-        const uint32_t lanes = group.communicator().backend().lanes;
-        at = align_up(at + uint64_t{8} * kFlagBatch * lanes * warp_layout.producers, 16);
+        shared.notes = static_cast<uint32_t>(at);
+        at = align_up(at + uint64_t{note_bytes(group.communicator().backend().lanes)} * warp_layout.notes(), 16);
         shared.plan_heads = static_cast<uint32_t>(at);
         at = align_up(at + (warp_layout.summers > 0 ? kSumPlanHeadBytes : 0), 16);
         shared.plan_summands = static_cast<uint32_t>(at);
@@ -193,13 +194,38 @@ HtWarpLayout placing_warps(uint32_t channels, uint32_t chunk) {
     return {senders, 1, 8, stages, 0, chunk};
 }
 
-// Expert-major: sums are sent.
-HtWarpLayout summing_warps(const Group& group, uint32_t row_bytes, HtWire wire, uint32_t weight_warps) {
+HtWarpLayout with_announcer(HtWarpLayout warp_layout) {
+    warp_layout.announcers = 1;
+    return warp_layout;
+}
+
+// Rows are sent through rings. With rings, senders place own rows themselves, so with one peer there is less to receive
+// than to send.
+HtWarpLayout sending_warps(const HtCommon& common, uint32_t chunk) {
+    if (common.arena.num_ranks > 2) return with_announcer({7, 7, 4, 1, 1, chunk});
+    const bool is_elastic = common.scope.operation == OperationKind::kElasticDispatch;  // more work for receivers
+    return with_announcer(common.expert_major && !is_elastic ? HtWarpLayout{9, 5, 4, 1, 1, chunk}
+                                                             : HtWarpLayout{8, 6, 4, 1, 1, chunk});
+}
+
+// Flat rows return through rings.
+HtWarpLayout returning_warps(const HtCommon& common, uint32_t chunk, uint32_t weight_warps) {
+    const uint32_t senders = common.arena.num_ranks > 2 ? 8 : 6;
+    HtWarpLayout warp_layout = with_announcer({senders, 0, weight_warps, 2, 0, chunk});
+    warp_layout.consumers = kMostWarps - warp_layout.warps();
+    return warp_layout;
+}
+
+// Expert-major: sums are sent. With so many blocks that each sends little, an announcer gains nothing.
+HtWarpLayout summing_warps(const Group& group, const HtCommon& common, uint32_t row_bytes, HtWire wire,
+                           uint32_t weight_warps) {
+    constexpr uint32_t kMostAnnouncingBlocks = 48;
     HtWarpLayout warp_layout{};
+    warp_layout.announcers = common.channels <= kMostAnnouncingBlocks ? 1 : 0;
     warp_layout.summers = summers_for(row_bytes);
-    warp_layout.senders = kGpuSenders;
+    warp_layout.senders = warp_layout.announcers > 0 ? kGpuSenders : kGpuFencingSenders;
     warp_layout.producers = warp_layout.pipeline();
-    warp_layout.consumers = kMostWarps - warp_layout.producers - weight_warps;
+    warp_layout.consumers = kMostWarps - warp_layout.producers - warp_layout.announcers - weight_warps;
     warp_layout.weight_warps = weight_warps;
     warp_layout.chunk_bytes = row_bytes;
     warp_layout = warp_layout_for(group, warp_layout, 0);
@@ -260,13 +286,8 @@ LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     args.gin_rows = gin_slots_of_rows(group, common, uint64_t{args.row_bytes} + args.scale_bytes);
     args.weight_slots = slots_of_weights(common);
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuChunkBytes);
-    // With rings, senders place own rows themselves, so with one peer there is less to receive than to send.
-    const bool is_pair = common.arena.num_ranks <= 2;
-    args.warp_layout = warp_layout_for(group,
-                                       common.has_windows ? placing_warps(common.channels, chunk)
-                                       : is_pair          ? HtWarpLayout{10, 4, 4, 1, 1, chunk}
-                                                          : HtWarpLayout{7, 7, 4, 1, 1, chunk},
-                                       1);
+    args.warp_layout = warp_layout_for(
+        group, common.has_windows ? placing_warps(common.channels, chunk) : sending_warps(common, chunk), 1);
     args.shared = lay_out(group, common, args.warp_layout, args.scale_bytes, "dispatch");
     return shape_of(group, common, args.warp_layout, args.shared, args.row_bytes);
 }
@@ -276,10 +297,9 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     const uint32_t weight_warps = args.with_weights ? kGpuWeightWarps : 0;
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuReturnedBytes);
     // Between teams rows are summed before they return.
-    args.warp_layout = common.expert_major ? summing_warps(group, args.row_bytes, args.wire, weight_warps)
-                       : common.has_windows
-                           ? reading_warps(group, args.row_bytes, args.with_weights)
-                           : warp_layout_for(group, {8, 12 - weight_warps, weight_warps, 2, 0, chunk}, 0);
+    args.warp_layout = common.expert_major  ? summing_warps(group, common, args.row_bytes, args.wire, weight_warps)
+                       : common.has_windows ? reading_warps(group, args.row_bytes, args.with_weights)
+                                            : warp_layout_for(group, returning_warps(common, chunk, weight_warps), 0);
     args.wire_bytes = args.row_bytes + args.behind_bytes;
     uint32_t tail_bytes = 0;
     if (args.wire == HtWire::kMxfp8 && args.row_bytes > 0) {

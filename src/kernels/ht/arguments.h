@@ -190,7 +190,7 @@ struct HtShared {
     uint32_t peers;          // u32 [ranks] PeerState
     uint32_t plans;          // [warps][plan_bytes] HtPlan
     uint32_t plan_bytes;     // of a warp
-    uint32_t unflagged;      // u64 [warps][kFlagBatch][lanes]: packets whose flags are still to be raised
+    uint32_t notes;          // [notes] HtNote (flags.h)
     uint32_t plan_heads;     // of a pipeline (sum_pipeline.h)
     uint32_t plan_summands;  // of it: [2][planned_rows][topk] places of rows
     uint32_t stages;         // [stages][stage_bytes]: those of the first warp, of the second, ...; those of a pipeline
@@ -198,8 +198,12 @@ struct HtShared {
     uint32_t bytes;
 };
 
-inline constexpr uint32_t kFlagBatch = 4;
 inline constexpr uint32_t kSumPlanHeadBytes = 96;
+
+inline constexpr uint32_t kNotesOfSender = 3;
+CROSSDOCK_HOST_DEVICE constexpr uint32_t note_bytes(uint32_t lanes) {
+    return static_cast<uint32_t>(align_up(40 + 8 * uint64_t{lanes}, 16));
+}
 
 struct HtWarpLayout {
     uint32_t
@@ -217,10 +221,20 @@ struct HtWarpLayout {
     uint32_t senders = 0;
     uint32_t summed_bytes = 0;   // of a part, by a summer
     uint32_t shared_stages = 0;  // of the pipeline, or the first ones of warps' own
+    uint32_t announcers = 0;     // 0 or 1, behind those that exchange weights: raises flags for the senders of rows
 
     CROSSDOCK_HOST_DEVICE constexpr uint32_t warps() const {
-        return producers + consumers + weight_warps + crossers + forwarders;
+        return producers + consumers + weight_warps + announcers + crossers + forwarders;
     }
+    CROSSDOCK_HOST_DEVICE constexpr bool is_announcer(uint32_t warp) const {
+        const uint32_t before = producers + consumers + weight_warps;
+        return warp >= before && warp < before + announcers;
+    }
+    // What senders tell the announcer (flags.h).
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t noting_senders() const {
+        return announcers == 0 ? 0 : summers > 0 ? senders : producers;
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t notes() const { return noting_senders() * kNotesOfSender; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t pipeline() const { return summers == 0 ? 0 : 2 + summers + senders; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t stages() const {
         const uint32_t own = producers * producer_stages + consumers * consumer_stages;

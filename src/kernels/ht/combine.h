@@ -201,6 +201,7 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const Args& args) {
     } else {
         init_stages(ctx, args.warp_layout, args.shared);
     }
+    HtNote::init_all(ctx, args.warp_layout, args.shared);
     GinRing::init_counters(ctx, c);
     ctx.wait_for_previous_kernels();
     ctx.enter(Phase::kCombineBegin);
@@ -224,6 +225,8 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const Args& args) {
     } else if (warp < warp_layout.producers + warp_layout.consumers) {
         if (c.expert_major || pipeline == 0)
             sum_tokens<kDType, kWire>(ctx, args, operation, warp - warp_layout.producers, warp_layout.consumers);
+    } else if (warp_layout.is_announcer(warp)) {
+        announce_packets(ctx, c, warp_layout, args.shared, operation, args.rows.num);
     } else if (kHasGinPeers && warp >= warp_layout.warps() - warp_layout.forwarders) {
         RowGatherer<kDType, Args>(ctx, args, operation)
             .run(ctx, warp - (warp_layout.warps() - warp_layout.forwarders), warp_layout.forwarders);

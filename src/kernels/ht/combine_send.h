@@ -5,7 +5,7 @@
 
 #include "device/mxfp8.h"
 #include "device/sum_rows.h"
-#include "kernels/ht/flag_batch.h"
+#include "kernels/ht/flags.h"
 #include "kernels/ht/row_batches.h"
 #include "kernels/ht/weights.h"
 
@@ -20,24 +20,25 @@ CROSSDOCK_DEVICE void quantise_part(const Ctx& ctx, std::byte* stage, uint32_t c
     quantise_mxfp8(ctx, stage + first, bytes / 2, tail + first / 2, tail + part_bytes / 2 + first / 2 / kMxfp8Block);
 }
 
-// Common to flat and expert-major rows: packets in the source ranks' rings, and their flags.
+// Common to flat and expert-major rows: packets in the source ranks' rings, and their flags. The leader stores rows.
 class Returns {
   public:
-    CROSSDOCK_DEVICE Returns(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
-        : args_(args), operation_(operation), batch_(ctx, args.shared) {}
+    // sender: the warp's number among those that return rows.
+    CROSSDOCK_DEVICE Returns(const HtCombineArgs& args, const Operation& operation, uint32_t sender)
+        : args_(args), operation_(operation), flag_(args.warp_layout, args.shared, sender) {}
 
-    // Waits for a free slot for the row's packet, and raises pending flags first. Returns false if its source rank is
-    // lost.
+    // Waits for a free slot for the row's packet, and raises the pending flag first. Returns false if its source rank
+    // is lost.
     CROSSDOCK_DEVICE bool wait_for_slot(const Ctx& ctx, const PlannedRow& row) {
         ctx.enter(Phase::kCombineSlot);
         const HtCommon& c = args_.common;
         const int agent = agent_of(c, static_cast<int>(row.peer));
         const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
-        const bool is_free = has_credit(ctx, c, c.offsets.rows, operation_, static_cast<int>(row.peer), channel,
-                                        row.packet, args_.rows.num);
-        if (!ctx.warp_all(is_free)) flush(ctx);
         bool may_send = false;
         if (is_leader(ctx)) {
+            if (!has_credit(ctx, c, c.offsets.rows, operation_, static_cast<int>(row.peer), channel, row.packet,
+                            args_.rows.num))
+                raise(ctx);
             may_send = wait_credit(ctx, c, c.offsets.rows, operation_, agent, static_cast<int>(row.peer), channel,
                                    row.packet, args_.rows.num);
             if (may_send) {
@@ -55,10 +56,21 @@ class Returns {
 
     // Call when the stores of the row's last bytes are issued.
     CROSSDOCK_DEVICE void add(const Ctx& ctx, const PlannedRow& row) {
-        if (is_leader(ctx)) batch_.add(static_cast<int>(row.peer), row.packet);
-        if (ctx.warp_any(batch_.is_full())) flush(ctx);
+        if (is_leader(ctx)) {
+            raise(ctx);
+            flag_.set(static_cast<int>(row.peer), row.packet);
+        }
+        ctx.warp_sync();
     }
-    CROSSDOCK_DEVICE void flush(const Ctx& ctx) { batch_.flush(ctx, args_.common, operation_, args_.rows.num); }
+    // The leader: the flag of the row before, if it is pending. later_groups: of stores that have been issued since.
+    CROSSDOCK_DEVICE void raise(const Ctx& ctx, int later_groups = 0) {
+        flag_.raise_own(ctx, args_.common, operation_, args_.rows.num, later_groups);
+    }
+    // Behind the last row.
+    CROSSDOCK_DEVICE void end(const Ctx& ctx) {
+        if (is_leader(ctx)) raise(ctx);
+        flag_.end(ctx);
+    }
 
   private:
     CROSSDOCK_DEVICE Ring ring_of(const Ctx& ctx, const PlannedRow& row) const {
@@ -70,7 +82,7 @@ class Returns {
 
     const HtCombineArgs& args_;
     const Operation& operation_;
-    FlagBatch batch_;
+    PendingFlag flag_;
 };
 
 // One warp. The number of rows that this block returns, expert-major.
@@ -95,7 +107,9 @@ template <typename Args>
 class RowReturner {
   public:
     CROSSDOCK_DEVICE RowReturner(const Ctx& ctx, const Args& args, const Operation& operation)
-        : args_(args), rows_(ctx, args.common, args.shared, returned_rows(ctx, args)), returns_(ctx, args, operation) {}
+        : args_(args),
+          rows_(ctx, args.common, args.shared, returned_rows(ctx, args)),
+          returns_(args, operation, static_cast<uint32_t>(ctx.warp_idx())) {}
 
     CROSSDOCK_DEVICE void run(const Ctx& ctx) {
         CROSSDOCK_ROLLED
@@ -108,7 +122,7 @@ class RowReturner {
             }
             if (may_send) returns_.add(ctx, *row);
         }
-        returns_.flush(ctx);
+        returns_.end(ctx);
         RowStage::wait_stores(ctx);
     }
 
@@ -135,6 +149,7 @@ class RowReturner {
             from.wait_loaded(ctx, round_ / args_.warp_layout.producer_stages);
             if (may_send) from.store(ctx, returns_.packet_of(ctx, row) + first, 0, part(first), true);
             RowStage::end_group(ctx);
+            if (first == 0) returns_.raise(ctx, 1);
             ++round_;
         }
     }
@@ -159,7 +174,7 @@ class SumReturner {
     CROSSDOCK_DEVICE SumReturner(const Ctx& ctx, const Args& args, const Operation& operation)
         : args_(args),
           rows_(ctx, args.common, args.shared, returned_rows(ctx, args)),
-          returns_(ctx, args, operation),
+          returns_(args, operation, static_cast<uint32_t>(ctx.warp_idx())),
           plan_(HtPlan::of_warp(ctx, args.shared, args.common.topk)) {}
 
     CROSSDOCK_DEVICE void run(const Ctx& ctx) {
@@ -178,7 +193,7 @@ class SumReturner {
             }
             if (may_send) returns_.add(ctx, *row);
         }
-        returns_.flush(ctx);
+        returns_.end(ctx);
         RowStage::wait_stores(ctx);
     }
 

@@ -13,6 +13,7 @@ template <typename Args>
 CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const Args& args) {
     const HtCommon& c = args.common;
     init_stages(ctx, args.warp_layout, args.shared);
+    HtNote::init_all(ctx, args.warp_layout, args.shared);
     GinRing::init_counters(ctx, c);
     ctx.wait_for_previous_kernels();
     ctx.enter(Phase::kDispatchBegin);
@@ -28,6 +29,8 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const Args& args) {
     } else if (warp < warp_layout.producers + warp_layout.consumers) {
         ctx.enter(Phase::kDispatchReceive);
         RowReceiver<Args>(ctx, args, operation, warp - warp_layout.producers, warp_layout.consumers).run(ctx);
+    } else if (warp_layout.is_announcer(warp)) {
+        announce_packets(ctx, c, warp_layout, args.shared, operation, args.rows.num);
     } else if (kHasGinPeers && warp >= warp_layout.warps() - warp_layout.forwarders) {
         RowForwarder<Args>(ctx, args, operation)
             .run(ctx, warp - (warp_layout.warps() - warp_layout.forwarders), warp_layout.forwarders);

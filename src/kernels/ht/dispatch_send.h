@@ -9,7 +9,7 @@
 
 #include "device/row_copy.h"
 #include "kernels/ht/elastic_words.h"
-#include "kernels/ht/flag_batch.h"
+#include "kernels/ht/flags.h"
 #include "kernels/ht/weights.h"
 
 namespace crossdock {
@@ -53,7 +53,7 @@ class RowSender {
           share_(Share::of(args.common.tables.routing->num_tokens, channel_, args.common.channels)),
           claims_(are_all_direct(ctx, args.common, args.shared)),
           slots_(HtPlan::of_warp(ctx, args.shared, args.common.topk).slots),
-          batch_(ctx, args.shared) {
+          flag_(args.warp_layout, args.shared, static_cast<uint32_t>(ctx.warp_idx())) {
         // A handle that uses another's memory may have fewer tokens.
         const uint32_t routed = args.common.tables.routing->num_tokens;
         end_ = routed < args.common.num_tokens ? routed : args.common.num_tokens;
@@ -76,6 +76,7 @@ class RowSender {
             load(ctx, prefetches ? next : step, prefetches ? round + 1 : round);
             if (claims_ && next.token != step.token) claimed_ = ask_next(ctx, args_.common, operation_);
             ctx.enter(Phase::kDispatchTarget);
+            raise(ctx);
             if (step.first == 0) target = target_of(ctx, step);
             const RowStage from = stage(ctx, round);
             ctx.enter(Phase::kDispatchLoad);
@@ -95,13 +96,13 @@ class RowSender {
                 if (step.is_last(args_)) place_own_words(ctx, step, target, from.data() + step.bytes(args_));
             }
             if (step.is_last(args_)) {
-                if (target.num_slots > 0 && !target.is_direct) batch_.add(peer_of(ctx, step), target.packet);
-                if (ctx.warp_any(batch_.is_full())) flush(ctx);
+                if (target.num_slots > 0 && !target.is_direct) flag_.set(peer_of(ctx, step), target.packet);
             }
             step = next;
         }
         ctx.enter(Phase::kDispatchEnd);
-        flush(ctx);
+        raise(ctx);
+        flag_.end(ctx);
         // The block announces rows that were stored directly, once all its warps have come here.
         RowStage::wait_stores(ctx);
         ctx.fence_landed();
@@ -142,7 +143,8 @@ class RowSender {
         to.load(ctx, args_.tokens + uint64_t{step.token} * args_.row_bytes + step.first, step.bytes(args_), scales,
                 with_scales ? args_.scale_bytes : 0);
     }
-    CROSSDOCK_DEVICE void flush(const Ctx& ctx) { batch_.flush(ctx, args_.common, operation_, args_.rows.num); }
+    // Before the warp waits for anyone: other ranks may need these rows to continue.
+    CROSSDOCK_DEVICE void raise(const Ctx& ctx) { flag_.raise_all(ctx, args_.common, operation_, args_.rows.num); }
 
     // Elastic: if one of the lanes' peers is this rank.
     CROSSDOCK_DEVICE void place_own_words(const Ctx& ctx, const SendStep& step, const Target& target,
@@ -160,14 +162,13 @@ class RowSender {
         return first_of_team(args_.common) + static_cast<int>(step.base) + ctx.lane();
     }
 
-    // Waits for a free slot if one is needed; raises pending flags first.
+    // Waits for a free slot if one is needed.
     CROSSDOCK_DEVICE Target target_of(const Ctx& ctx, const SendStep& step) {
         const HtCommon& c = args_.common;
         const int rank = peer_of(ctx, step);
         const uint32_t peer = static_cast<uint32_t>(rank);
         Target target{};
         bool exists = false;
-        bool must_wait = false;
         uint32_t number = 0;
         if (rank < end_of_team(c) && peer_states(ctx, args_.shared)[peer] != kAbsent) {
             const SentRow sent = sent_row(c, rank, step.token, share_);
@@ -175,10 +176,7 @@ class RowSender {
             exists = sent.exists && travels(c, number);
             target.is_direct = peer_states(ctx, args_.shared)[peer] == kDirect;
             target.packet = sent.packet;
-            must_wait = exists && !target.is_direct &&
-                        !has_credit(ctx, c, c.offsets.rows, operation_, peer, channel_, sent.packet, args_.rows.num);
         }
-        if (ctx.warp_any(must_wait)) flush(ctx);
         if (!exists) return target;
         count_rows(ctx, c.reach, rank, 1, uint64_t{args_.row_bytes} + args_.scale_bytes);
         target.is_own = target.is_direct && rank == c.rank;
@@ -214,7 +212,7 @@ class RowSender {
     uint32_t claimed_ = 0;  // the token after the next, claimed in advance; known to the leader
     uint32_t* slots_;
     uint32_t end_;
-    FlagBatch batch_;
+    PendingFlag flag_;
 };
 
 // Sends the weights of a chunk of own tokens to one peer.

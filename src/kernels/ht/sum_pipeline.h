@@ -299,9 +299,9 @@ class SumPipeline {
         ctx.enter(Phase::kCombineSum);
     }
 
-    // Before a sender waits it raises its pending flags: other ranks may need these rows to continue.
+    // Before a sender waits it raises its pending flag: other ranks may need these rows to continue.
     CROSSDOCK_DEVICE void send_all(const Ctx& ctx, uint32_t num_rows, uint32_t sender, uint32_t senders) {
-        Returns returns(ctx, args_, operation_);
+        Returns returns(args_, operation_, sender);
         part_.advance(sender * num_parts_);
         CROSSDOCK_ROLLED
         for (uint32_t n = sender; n < num_rows; n += senders, part_.advance((senders - 1) * num_parts_)) {
@@ -311,7 +311,7 @@ class SumPipeline {
             for (uint32_t i = 0; i < num_parts_; ++i, part_.advance()) {
                 ctx.enter(Phase::kCombineStage);
                 const BlockBarrier summed(part_.head().summed);
-                if (!ctx.warp_all(summed.is_over(part_.round()))) returns.flush(ctx);
+                if (is_leader(ctx) && !summed.is_over(part_.round())) returns.raise(ctx);
                 summed.wait(ctx, part_.round());
                 row = part_.head().row;
                 const uint32_t last_stage = part_.head().last_stage;
@@ -335,6 +335,7 @@ class SumPipeline {
                     RowStage::end_group(ctx);
                     from.wait_reusable(ctx);
                     BlockBarrier(part_.head_at(last_stage).free).arrive(ctx, args_.warp_layout.summers);
+                    if (i == 0) returns.raise(ctx, 1);
                 }
                 ctx.warp_sync();
             }
@@ -343,7 +344,7 @@ class SumPipeline {
             }
             if (may_send && !is_local_) returns.add(ctx, row);
         }
-        returns.flush(ctx);
+        returns.end(ctx);
         RowStage::wait_stores(ctx);
     }
 

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// High throughput: the flags of packets.
+//
+// Before a flag stands a fence, which on GPUs waits for the stores of the whole SM: 5 to 10 us while all its warps
+// store rows. So senders do not fence. They tell the block's announcer which packets have landed, and it raises the
+// flags of all of them behind one fence. Where there is no announcer (HtWarpLayout), senders raise flags themselves.
+#pragma once
+
+#include "device/block_barrier.h"
+#include "kernels/ht/operation.h"
+
+namespace crossdock {
+namespace {
+
+// A packet whose row has landed: whose it is, and its number.
+struct LandedPacket {
+    int target;  // the receiver (dispatch) or the source rank (combine); -1: none
+    uint32_t number;
+
+    CROSSDOCK_DEVICE void raise_flag(const Ctx& ctx, const HtCommon& c, const Operation& operation,
+                                     uint32_t slots) const {
+        const Ring ring = Ring::of(c, c.offsets.rows, agent_of(c, target), lane_of(c, target, c.rank),
+                                   static_cast<uint32_t>(ctx.block_idx()));
+        ctx.store_entered_system(ring.flags + number % slots, pack_word(operation.epoch, number));
+    }
+};
+
+// What a sender tells the announcer, in shared memory. Each sender uses its notes in turn.
+struct HtNote {
+    BlockBarrierMemory written;
+    BlockBarrierMemory read;
+    uint32_t round;    // how often the announcer has read it
+    uint32_t is_last;  // of its sender
+    LandedPacket packets[kLanes];
+
+    CROSSDOCK_DEVICE static HtNote& of(const Ctx& ctx, const HtShared& shared, uint32_t i) {
+        return reinterpret_cast<HtNote*>(ctx.shared_memory() + shared.notes)[i];
+    }
+    // Followed by a barrier of the block.
+    CROSSDOCK_DEVICE static void init_all(const Ctx& ctx, const HtWarpLayout& warp_layout, const HtShared& shared) {
+        CROSSDOCK_ROLLED
+        for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < warp_layout.notes();
+             i += static_cast<uint32_t>(num_threads(ctx))) {
+            HtNote& note = of(ctx, shared, i);
+            BlockBarrier(note.written).init(1);
+            BlockBarrier(note.read).init(1);
+            note.round = 0;
+            note.is_last = 0;
+            CROSSDOCK_ROLLED
+            for (LandedPacket& packet : note.packets) packet = {-1, 0};
+        }
+        RowStage::initialised();
+    }
+};
+static_assert(sizeof(HtNote) == note_bytes(kLanes));
+
+// The flag of a lane's latest packet. It is raised while the next row is on its way, when the packet's row has landed.
+class PendingFlag {
+  public:
+    // sender: the warp's number among those that send rows.
+    CROSSDOCK_DEVICE PendingFlag(const HtWarpLayout& warp_layout, const HtShared& shared, uint32_t sender)
+        : shared_(shared), has_announcer_(warp_layout.announcers > 0), first_note_(sender * kNotesOfSender) {}
+
+    // Behind the packet's stores. target: as of LandedPacket.
+    CROSSDOCK_DEVICE void set(int target, uint32_t number) { packet_ = {target, number}; }
+    CROSSDOCK_DEVICE bool is_set() const { return packet_.target >= 0; }
+
+    // One warp: of all lanes.
+    CROSSDOCK_DEVICE void raise_all(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t slots) {
+        if (!ctx.warp_any(is_set())) return;
+        if (is_set()) wait_landed(ctx, 0);
+        if (!has_announcer_) {
+            if (is_set()) raise_here(ctx, c, operation, slots);
+            return ctx.warp_sync();
+        }
+        HtNote& note = next_note(ctx);
+        note.packets[ctx.lane()] = packet_;
+        packet_.target = -1;
+        ctx.warp_sync();
+        if (is_leader(ctx)) BlockBarrier(note.written).arrive(ctx);
+        ctx.warp_sync();
+    }
+    // The leader, if only it has packets. later_groups: of stores that it has issued since.
+    CROSSDOCK_DEVICE void raise_own(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t slots,
+                                    int later_groups) {
+        if (!is_set()) return;
+        wait_landed(ctx, later_groups);
+        if (!has_announcer_) return raise_here(ctx, c, operation, slots);
+        HtNote& note = next_note(ctx);
+        note.packets[0] = packet_;
+        packet_.target = -1;
+        BlockBarrier(note.written).arrive(ctx);
+    }
+    // One warp, at the end: nothing more will come.
+    CROSSDOCK_DEVICE void end(const Ctx& ctx) {
+        if (!has_announcer_ || !is_leader(ctx)) return;
+        HtNote& note = next_note(ctx);
+        note.is_last = 1;
+        BlockBarrier(note.written).arrive(ctx);
+    }
+
+  private:
+    CROSSDOCK_DEVICE void wait_landed(const Ctx& ctx, int later_groups) const {
+        RowStage::wait_stores(ctx, later_groups);
+        ctx.fence_async_copies();
+    }
+    CROSSDOCK_DEVICE void raise_here(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t slots) {
+        ctx.fence_landed();
+        packet_.raise_flag(ctx, c, operation, slots);
+        packet_.target = -1;
+    }
+    // Waits until the announcer has read what was in it.
+    CROSSDOCK_DEVICE HtNote& next_note(const Ctx& ctx) {
+        HtNote& note = HtNote::of(ctx, shared_, first_note_ + num_ % kNotesOfSender);
+        BlockBarrier(note.read).wait_for_turn(ctx, num_ / kNotesOfSender);
+        ++num_;
+        return note;
+    }
+
+    const HtShared& shared_;
+    bool has_announcer_;
+    uint32_t first_note_;
+    uint32_t num_ = 0;  // of notes written
+    LandedPacket packet_{-1, 0};
+};
+
+// The announcer, one warp: reads notes until every sender has written its last one.
+CROSSDOCK_DEVICE void announce_packets(const Ctx& ctx, const HtCommon& c, const HtWarpLayout& warp_layout,
+                                       const HtShared& shared, const Operation& operation, uint32_t slots) {
+    uint32_t senders = warp_layout.noting_senders();
+    CROSSDOCK_ROLLED
+    while (senders > 0) {
+        bool found = false;
+        CROSSDOCK_ROLLED
+        for (uint32_t base = 0; base < warp_layout.notes(); base += kLanes) {
+            const uint32_t own = base + static_cast<uint32_t>(ctx.lane());
+            HtNote* const note = own < warp_layout.notes() ? &HtNote::of(ctx, shared, own) : nullptr;
+            const bool is_written = note != nullptr && BlockBarrier(note->written).is_over(note->round);
+            uint32_t written = ctx.warp_ballot(is_written);
+            if (written == 0) continue;
+            found = true;
+            ctx.fence_landed();
+            CROSSDOCK_ROLLED
+            for (; written != 0; written &= written - 1) {
+                HtNote& read = HtNote::of(ctx, shared, base + lowest_one(written));
+                LandedPacket& packet = read.packets[ctx.lane()];
+                if (packet.target >= 0) packet.raise_flag(ctx, c, operation, slots);
+                packet.target = -1;
+                senders -= read.is_last;
+            }
+            ctx.warp_sync();
+            if (!is_written) continue;
+            ++note->round;
+            BlockBarrier(note->read).arrive(ctx);
+        }
+        if (!found) ctx.pause(UINT64_MAX);
+    }
+}
+
+}  // namespace
+}  // namespace crossdock
