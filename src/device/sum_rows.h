@@ -84,16 +84,23 @@ class PartSum {
   public:
     static constexpr uint32_t kMostBytes = 2048;
 
-    // bytes: a multiple of 16, the same for all rows.
-    CROSSDOCK_DEVICE void add(const Ctx& ctx, const std::byte* part, uint32_t bytes) {
-        Bytes16 words[kVectors];  // all loads are issued before the first is added
+    // Adds that part of some rows, in this order. bytes: a multiple of 16, the same for all rows.
+    template <uint32_t kRows>
+    CROSSDOCK_DEVICE void add(const Ctx& ctx, const std::byte* const (&parts)[kRows], uint32_t bytes) {
+        Bytes16 words[kRows][kVectors];  // all loads are issued before the first is added
         CROSSDOCK_UNROLL
-        for (uint32_t v = 0; v < kVectors; ++v) {
-            const uint32_t at = place(ctx, v);
-            words[v] = at < bytes ? *reinterpret_cast<const Bytes16*>(part + at) : Bytes16{};
+        for (uint32_t row = 0; row < kRows; ++row) {
+            CROSSDOCK_UNROLL
+            for (uint32_t v = 0; v < kVectors; ++v) {
+                const uint32_t at = place(ctx, v);
+                words[row][v] = at < bytes ? *reinterpret_cast<const Bytes16*>(parts[row] + at) : Bytes16{};
+            }
         }
         CROSSDOCK_UNROLL
-        for (uint32_t v = 0; v < kVectors; ++v) add_weighted<kDType>(words[v], 1.0f, sums_[v]);
+        for (uint32_t row = 0; row < kRows; ++row) {
+            CROSSDOCK_UNROLL
+            for (uint32_t v = 0; v < kVectors; ++v) add_weighted<kDType>(words[row][v], 1.0f, sums_[v]);
+        }
     }
     CROSSDOCK_DEVICE void store(const Ctx& ctx, std::byte* part, uint32_t bytes) const {
         CROSSDOCK_UNROLL

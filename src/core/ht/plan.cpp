@@ -22,6 +22,7 @@ constexpr uint32_t kGpuFencingSenders = 5;  // of sums, without an announcer
 constexpr uint32_t kGpuOwnSenders = 3;      // of sums of own tokens
 constexpr uint32_t kGpuWeightWarps = 2;     // of a combine whose other warps are busy
 constexpr uint32_t kGpuMostSharedStages = 32;
+constexpr uint32_t kFewestSharedStages = 2;                          // summands are added in pairs
 constexpr uint32_t kSummedBytes = PartSum<DType::kF32>::kMostBytes;  // of a part, by a summer
 // Warps of a device that send rows directly to their final places, and stages of each: fewer leave the links idle, more
 // are slower.
@@ -96,8 +97,8 @@ uint32_t shared_stages(const Group& group, const HtWarpLayout& warp_layout, uint
     if (warp_layout.summers == 0) return 0;
     const uint32_t fixed = group.communicator().backend().pipeline_stages;
     const uint64_t free = group.max_shared_bytes() - std::min<uint64_t>(bytes, group.max_shared_bytes());
-    const uint32_t stages =
-        static_cast<uint32_t>(std::clamp<uint64_t>(free / stage_bytes, 1, fixed > 0 ? fixed : kGpuMostSharedStages));
+    const uint32_t stages = static_cast<uint32_t>(
+        std::clamp<uint64_t>(free / stage_bytes, kFewestSharedStages, fixed > 0 ? fixed : kGpuMostSharedStages));
     return std::max(stages, warp_layout.producers * warp_layout.producer_stages);
 }
 

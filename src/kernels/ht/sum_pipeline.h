@@ -197,11 +197,12 @@ class SumPipeline {
         }
     }
 
-    // One lane. It limits a block's speed if nothing else does, so its loop is short.
+    // One warp. It limits a block's speed if nothing else does, so its loop is short, and its lanes load a part's
+    // summands together.
     CROSSDOCK_DEVICE void load_all(const Ctx& ctx) {
         if (is_local_) ctx.fence_async_copies();  // ordinary loads have seen that peers' rows may be read
         CROSSDOCK_ROLLED
-        for (uint32_t n = 0; is_leader(ctx); ++n) {
+        for (uint32_t n = 0;; ++n) {
             SumPlanHead& head = plan_head(ctx, args_, n);
             ctx.enter(Phase::kCombineSlot);
             BlockBarrier(head.planned).wait(ctx, n / 2);
@@ -216,33 +217,40 @@ class SumPipeline {
                     load(ctx, rows[row], summands + row * args_.common.topk, i);
             }
             if (num == 0) break;
-            BlockBarrier(head.used).arrive(ctx);
+            ctx.warp_sync();
+            if (is_leader(ctx)) BlockBarrier(head.used).arrive(ctx);
         }
-        ctx.warp_sync();
     }
 
     CROSSDOCK_DEVICE void load(const Ctx& ctx, const PlannedRow& row, const std::byte* const* summands, uint32_t i) {
         const uint32_t num = row.num_slots;
         const uint32_t first = i * args_.warp_layout.chunk_bytes;
         const uint32_t bytes = part_bytes(i);
-        const std::byte* summand = summands[0];
-        BlockBarrier(summand_.head().free).wait_for_turn(ctx, summand_.round());
-        part_.head().row = row;
-        part_.head().last_stage = last_stage(num);
-        if (num == 0) {
-            BlockBarrier(summand_.head().loaded).arrive(ctx);
-            summand_.advance();
-            return;
-        }
-        CROSSDOCK_ROLLED
-        for (uint32_t n = 1;; ++n) {
-            const BlockBarrier loaded(summand_.head().loaded);
-            loaded.arrive_with_load(ctx, summand_.data(), summand + first, bytes);
-            summand_.advance();
-            if (n == num) return;
-            summand = summands[n];
-            BlockBarrier(summand_.head().free).wait_for_turn(ctx, summand_.round());
-        }
+        const uint32_t lane = static_cast<uint32_t>(ctx.lane());
+        uint32_t done = 0;
+        do {
+            const uint32_t left = num > 0 ? num - done : 1;  // a sum of nothing takes a stage, too
+            uint32_t loads = left < args_.warp_layout.shared_stages ? left : args_.warp_layout.shared_stages;
+            if (loads > kLanes) loads = kLanes;
+            if (lane < loads) {
+                StageTurn own = summand_;
+                own.advance(lane);
+                BlockBarrier(own.head().free).wait_for_turn(ctx, own.round());
+                if (lane == 0 && done == 0) {
+                    part_.head().row = row;
+                    part_.head().last_stage = last_stage(num);
+                }
+                const BlockBarrier loaded(own.head().loaded);
+                if (num > 0) {
+                    loaded.arrive_with_load(ctx, own.data(), summands[done + lane] + first, bytes);
+                } else {
+                    loaded.arrive(ctx);
+                }
+            }
+            ctx.warp_sync();  // a lane that ran ahead would mistake one phase for another
+            summand_.advance(loads);
+            done += loads;
+        } while (done < num);
     }
 
     // The last stage of a part whose first summand takes the next stage.
@@ -266,21 +274,30 @@ class SumPipeline {
         }
     }
 
-    // Bytes [first, first + bytes) of a part.
+    // Bytes [first, first + bytes) of a part. Summands are added in pairs: to wait for a stage, to load from it and to
+    // free it takes a warp longer than to add.
     CROSSDOCK_DEVICE void sum(const Ctx& ctx, uint32_t part, uint32_t first, uint32_t bytes) {
         wait_loaded(ctx);
         const uint32_t summands = part_.head().row.num_slots;
         if (summands != 1 || is_local_) {
             PartSum<kDType> result;
+            uint32_t left = summands;
             CROSSDOCK_ROLLED
-            for (uint32_t n = 1; n < summands; ++n) {
-                result.add(ctx, summand_.data() + first, bytes);
-                ctx.warp_sync();  // all lanes have loaded their values: the next copy into the stage needs no fence
-                if (is_leader(ctx)) BlockBarrier(summand_.head().free).arrive(ctx);
+            for (; left > 2; left -= 2) {
+                const StageTurn before = add_pair(ctx, result, first, bytes);
+                if (is_leader(ctx)) {
+                    BlockBarrier(before.head().free).arrive(ctx);
+                    BlockBarrier(summand_.head().free).arrive(ctx);
+                }
                 summand_.advance();
                 wait_loaded(ctx);
             }
-            if (summands > 0) result.add(ctx, summand_.data() + first, bytes);
+            if (left == 2) {
+                const StageTurn before = add_pair(ctx, result, first, bytes);
+                if (is_leader(ctx)) BlockBarrier(before.head().free).arrive(ctx);
+            } else if (left == 1) {
+                result.add(ctx, {summand_.data() + first}, bytes);
+            }
             result.store(ctx, summand_.data() + first, bytes);
             summand_.stage_at(summand_.at()).filled();
         }
@@ -291,6 +308,17 @@ class SumPipeline {
         }
         ctx.warp_sync();
         if (is_leader(ctx)) BlockBarrier(part_.head().summed).arrive(ctx);
+    }
+
+    // The next summand, which has been loaded, and the one after it, where summand_ then is. Returns the first one's
+    // stage. All lanes have loaded their values when it ends: the next copies into the stages need no fence.
+    CROSSDOCK_DEVICE StageTurn add_pair(const Ctx& ctx, PartSum<kDType>& result, uint32_t first, uint32_t bytes) {
+        const StageTurn before = summand_;
+        summand_.advance();
+        wait_loaded(ctx);
+        result.add(ctx, {before.data() + first, summand_.data() + first}, bytes);
+        ctx.warp_sync();
+        return before;
     }
 
     CROSSDOCK_DEVICE void wait_loaded(const Ctx& ctx) {
