@@ -125,8 +125,7 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const Args& args, const Operatio
         if (term.team >= 0) {
             GinRing::of_rows(c, term.team, channel).give_credit(ctx, operation, args.gin_rows, plan.slots[i]);
         } else if (states[term.rank] == kEntered) {
-            give_credit(ctx, c, c.offsets.rows, operation, term.rank, c.rank, channel,
-                        Ring::of(c, c.offsets.rows, c.rank, term.rank, channel), plan.slots[i], args.rows.num);
+            LsaRing::combine_from(c, c.rank, term.rank, channel).give_credit(ctx, operation, args.rows, plan.slots[i]);
         }
     }
     ctx.warp_sync();
@@ -226,7 +225,7 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const Args& args) {
         if (c.expert_major || pipeline == 0)
             sum_tokens<kDType, kWire>(ctx, args, operation, warp - warp_layout.producers, warp_layout.consumers);
     } else if (warp_layout.is_announcer(warp)) {
-        announce_packets(ctx, c, warp_layout, args.shared, operation, args.rows.num);
+        announce_packets(ctx, c, warp_layout, args.shared, operation, args.rows);
     } else if (kHasGinPeers && warp >= warp_layout.warps() - warp_layout.forwarders) {
         RowGatherer<kDType, Args>(ctx, args, operation)
             .run(ctx, warp - (warp_layout.warps() - warp_layout.forwarders), warp_layout.forwarders);

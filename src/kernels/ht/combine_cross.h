@@ -58,9 +58,7 @@ class RowGatherer {
         for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
             const int peer = static_cast<int>(plan_.origins[i]);
             if (peer_states(ctx, args_.shared)[peer] != kEntered) continue;
-            give_credit(ctx, c, c.offsets.rows, operation_, peer, source, channel_,
-                        Ring::of(c, c.offsets.rows, c.rank, lane_of(c, source, peer), channel_), plan_.slots[i],
-                        args_.rows.num);
+            LsaRing::combine_from(c, source, peer, channel_).give_credit(ctx, operation_, args_.rows, plan_.slots[i]);
         }
         ctx.warp_sync();
         return true;

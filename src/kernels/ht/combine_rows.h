@@ -15,17 +15,16 @@ namespace {
 CROSSDOCK_DEVICE bool find_lsa_row(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, int source,
                                    int peer, const SentRow& sent, const std::byte*& row) {
     const HtCommon& c = args.common;
-    const int lane = lane_of(c, source, peer);
-    const uint64_t number = uint64_t{c.tables.bases[lane]} + sent.number;
+    const uint64_t number = uint64_t{c.tables.bases[lane_of(c, source, peer)]} + sent.number;
     if (!sent.exists || !travels(c, static_cast<uint32_t>(number))) return true;
     if (peer_states(ctx, args.shared)[peer] == kDirect) {
         if (peer != c.rank) row = args.token_windows.at(peer, number * args.row_bytes);
         if (peer == c.rank && number < args.token_rows) row = args.tokens + number * args.row_bytes;
         return true;
     }
-    const Ring ring = Ring::of(c, c.offsets.rows, c.rank, lane, static_cast<uint32_t>(ctx.block_idx()));
-    if (!wait_packet(ctx, c, operation, peer, ring, sent.packet, args.rows.num)) return false;
-    row = ring.packets + uint64_t{sent.packet % args.rows.num} * args.rows.stride;
+    const LsaRing ring = LsaRing::combine_from(c, source, peer, static_cast<uint32_t>(ctx.block_idx()));
+    if (!ring.wait_packet(ctx, operation, args.rows, sent.packet)) return false;
+    row = ring.packet(args.rows, sent.packet);
     return true;
 }
 

@@ -31,27 +31,20 @@ class Returns {
     // is lost.
     CROSSDOCK_DEVICE bool wait_for_slot(const Ctx& ctx, const PlannedRow& row) {
         ctx.enter(Phase::kCombineSlot);
-        const HtCommon& c = args_.common;
-        const int agent = agent_of(c, static_cast<int>(row.peer));
-        const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
         bool may_send = false;
         if (is_leader(ctx)) {
-            if (!has_credit(ctx, c, c.offsets.rows, operation_, static_cast<int>(row.peer), channel, row.packet,
-                            args_.rows.num))
-                raise(ctx);
-            may_send = wait_credit(ctx, c, c.offsets.rows, operation_, agent, static_cast<int>(row.peer), channel,
-                                   row.packet, args_.rows.num);
-            if (may_send) {
-                note_packet_written(ctx, c, c.offsets.rows, operation_, agent, ring_of(ctx, row), row.packet,
-                                    args_.rows.num);
-                count_rows(ctx, c.reach, agent, 1, args_.wire_bytes);
-            }
+            const LsaRing ring = ring_of(ctx, row);
+            if (!ring.has_credit(ctx, operation_, args_.rows, row.packet)) raise(ctx);
+            may_send = ring.wait_credit(ctx, operation_, args_.rows, row.packet);
+            if (may_send)
+                count_rows(ctx, args_.common.reach, agent_of(args_.common, static_cast<int>(row.peer)), 1,
+                           args_.wire_bytes);
         }
         return ctx.warp_broadcast(may_send ? 1u : 0u) != 0;
     }
 
     CROSSDOCK_DEVICE std::byte* packet_of(const Ctx& ctx, const PlannedRow& row) const {
-        return ring_of(ctx, row).packets + uint64_t{row.packet % args_.rows.num} * args_.rows.stride;
+        return ring_of(ctx, row).packet(args_.rows, row.packet);
     }
 
     // Call when the stores of the row's last bytes are issued.
@@ -64,7 +57,7 @@ class Returns {
     }
     // The leader: the flag of the row before, if it is pending. later_groups: of stores that have been issued since.
     CROSSDOCK_DEVICE void raise(const Ctx& ctx, int later_groups = 0) {
-        flag_.raise_own(ctx, args_.common, operation_, args_.rows.num, later_groups);
+        flag_.raise_own(ctx, args_.common, operation_, args_.rows, later_groups);
     }
     // Behind the last row.
     CROSSDOCK_DEVICE void end(const Ctx& ctx) {
@@ -73,11 +66,8 @@ class Returns {
     }
 
   private:
-    CROSSDOCK_DEVICE Ring ring_of(const Ctx& ctx, const PlannedRow& row) const {
-        const HtCommon& c = args_.common;
-        const int source = static_cast<int>(row.peer);
-        return Ring::of(c, c.offsets.rows, agent_of(c, source), lane_of(c, source, c.rank),
-                        static_cast<uint32_t>(ctx.block_idx()));
+    CROSSDOCK_DEVICE LsaRing ring_of(const Ctx& ctx, const PlannedRow& row) const {
+        return LsaRing::combine_to(args_.common, static_cast<int>(row.peer), static_cast<uint32_t>(ctx.block_idx()));
     }
 
     const HtCombineArgs& args_;

@@ -30,7 +30,7 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const Args& args) {
         ctx.enter(Phase::kDispatchReceive);
         RowReceiver<Args>(ctx, args, operation, warp - warp_layout.producers, warp_layout.consumers).run(ctx);
     } else if (warp_layout.is_announcer(warp)) {
-        announce_packets(ctx, c, warp_layout, args.shared, operation, args.rows.num);
+        announce_packets(ctx, c, warp_layout, args.shared, operation, args.rows);
     } else if (kHasGinPeers && warp >= warp_layout.warps() - warp_layout.forwarders) {
         RowForwarder<Args>(ctx, args, operation)
             .run(ctx, warp - (warp_layout.warps() - warp_layout.forwarders), warp_layout.forwarders);

@@ -111,16 +111,12 @@ class RowForwarder {
             }
             return true;
         }
-        const Ring ring = Ring::of(c, c.offsets.rows, peer, source, channel_);
-        const bool may_send = is_leader(ctx) && wait_credit(ctx, c, c.offsets.rows, operation_, peer, lane, channel_,
-                                                            row.packet, args_.rows.num);
+        const LsaRing ring = LsaRing::dispatch_to(c, source, peer, channel_);
+        const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation_, args_.rows, row.packet);
         if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return false;
-        if (is_leader(ctx))
-            note_packet_written(ctx, c, c.offsets.rows, operation_, peer, ring, row.packet, args_.rows.num);
-        std::byte* const to = ring.packets + uint64_t{row.packet % args_.rows.num} * args_.rows.stride;
+        std::byte* const to = ring.packet(args_.rows, row.packet);
         copy(ctx, packet, to, to + row_bytes);
-        if (is_leader(ctx))
-            ctx.store_release_system(ring.flags + row.packet % args_.rows.num, pack_word(operation_.epoch, row.packet));
+        if (is_leader(ctx)) ring.release_flag(ctx, operation_, args_.rows, row.packet);
         ctx.warp_sync();
         return true;
     }

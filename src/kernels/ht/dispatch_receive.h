@@ -91,22 +91,17 @@ class RowReceiver {
     }
 
   private:
-    CROSSDOCK_DEVICE Ring ring_of(const Ctx& ctx, const PlannedRow& row) const {
-        const HtCommon& c = args_.common;
-        return Ring::of(c, c.offsets.rows, c.rank, static_cast<int>(row.peer), static_cast<uint32_t>(ctx.block_idx()));
+    CROSSDOCK_DEVICE LsaRing ring_of(const Ctx& ctx, const PlannedRow& row) const {
+        return LsaRing::dispatch_from(args_.common, static_cast<int>(row.peer), static_cast<uint32_t>(ctx.block_idx()));
     }
     CROSSDOCK_DEVICE const std::byte* packet_of(const Ctx& ctx, const PlannedRow& row) const {
-        return ring_of(ctx, row).packets + uint64_t{row.packet % args_.rows.num} * args_.rows.stride;
+        return ring_of(ctx, row).packet(args_.rows, row.packet);
     }
 
     // From its packet if that arrives, else zeros; elastic operations fail without it, and leave the slots alone.
     CROSSDOCK_DEVICE void receive(const Ctx& ctx, const PlannedRow& row) {
-        const HtCommon& c = args_.common;
-        const int source = static_cast<int>(row.peer);
-        const int sender = agent_of(c, source);
         const uint32_t* slots = rows_.slots(row);
-        const bool is_here =
-            is_leader(ctx) && wait_packet(ctx, c, operation_, sender, ring_of(ctx, row), row.packet, args_.rows.num);
+        const bool is_here = is_leader(ctx) && ring_of(ctx, row).wait_packet(ctx, operation_, args_.rows, row.packet);
         if (ctx.warp_broadcast(is_here ? 1u : 0u) == 0) {
             if constexpr (!kIsElastic<Args>) zero_slots(ctx, args_, slots, row.num_slots);
             return ctx.warp_sync();
@@ -124,9 +119,7 @@ class RowReceiver {
             copy_row(ctx, packet_of(ctx, row), args_.row_bytes, row.num_slots, slot);
         }
         wait_row_copies(ctx);
-        if (is_leader(ctx))
-            give_credit(ctx, c, c.offsets.rows, operation_, sender, lane_of(c, source, c.rank),
-                        static_cast<uint32_t>(ctx.block_idx()), ring_of(ctx, row), row.packet, args_.rows.num);
+        if (is_leader(ctx)) ring_of(ctx, row).give_credit(ctx, operation_, args_.rows, row.packet);
         ctx.warp_sync();
     }
 

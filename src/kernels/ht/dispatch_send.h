@@ -144,7 +144,7 @@ class RowSender {
                 with_scales ? args_.scale_bytes : 0);
     }
     // Before the warp waits for anyone: other ranks may need these rows to continue.
-    CROSSDOCK_DEVICE void raise(const Ctx& ctx) { flag_.raise_all(ctx, args_.common, operation_, args_.rows.num); }
+    CROSSDOCK_DEVICE void raise(const Ctx& ctx) { flag_.raise_all(ctx, args_.common, operation_, args_.rows); }
 
     // Elastic: if one of the lanes' peers is this rank.
     CROSSDOCK_DEVICE void place_own_words(const Ctx& ctx, const SendStep& step, const Target& target,
@@ -195,11 +195,9 @@ class RowSender {
                 target.scales = args_.scale_windows.at(rank, uint64_t{number} * args_.scale_bytes);
             return target;
         }
-        if (!wait_credit(ctx, c, c.offsets.rows, operation_, rank, peer, channel_, target.packet, args_.rows.num))
-            return {};
-        const Ring ring = Ring::of(c, c.offsets.rows, rank, c.rank, channel_);
-        note_packet_written(ctx, c, c.offsets.rows, operation_, rank, ring, target.packet, args_.rows.num);
-        target.rows = ring.packets + uint64_t{target.packet % args_.rows.num} * args_.rows.stride;
+        const LsaRing ring = LsaRing::dispatch_to(c, c.rank, rank, channel_);
+        if (!ring.wait_credit(ctx, operation_, args_.rows, target.packet)) return {};
+        target.rows = ring.packet(args_.rows, target.packet);
         target.scales = target.rows + args_.row_bytes;
         return target;
     }

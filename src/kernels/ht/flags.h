@@ -17,11 +17,11 @@ struct LandedPacket {
     int target;  // the receiver (dispatch) or the source rank (combine); -1: none
     uint32_t number;
 
+    // Inside a team, dispatch's ring to a receiver is combine's to the same rank.
     CROSSDOCK_DEVICE void raise_flag(const Ctx& ctx, const HtCommon& c, const Operation& operation,
-                                     uint32_t slots) const {
-        const Ring ring = Ring::of(c, c.offsets.rows, agent_of(c, target), lane_of(c, target, c.rank),
-                                   static_cast<uint32_t>(ctx.block_idx()));
-        ctx.store_entered_system(ring.flags + number % slots, pack_word(operation.epoch, number));
+                                     const HtSlots& slots) const {
+        LsaRing::combine_to(c, target, static_cast<uint32_t>(ctx.block_idx()))
+            .raise_flag(ctx, operation, slots, number);
     }
 };
 
@@ -66,7 +66,8 @@ class PendingFlag {
     CROSSDOCK_DEVICE bool is_set() const { return packet_.target >= 0; }
 
     // One warp: of all lanes.
-    CROSSDOCK_DEVICE void raise_all(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t slots) {
+    CROSSDOCK_DEVICE void raise_all(const Ctx& ctx, const HtCommon& c, const Operation& operation,
+                                    const HtSlots& slots) {
         if (!ctx.warp_any(is_set())) return;
         if (is_set()) wait_landed(ctx, 0);
         if (!has_announcer_) {
@@ -81,7 +82,7 @@ class PendingFlag {
         ctx.warp_sync();
     }
     // The leader, if only it has packets. later_groups: of stores that it has issued since.
-    CROSSDOCK_DEVICE void raise_own(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t slots,
+    CROSSDOCK_DEVICE void raise_own(const Ctx& ctx, const HtCommon& c, const Operation& operation, const HtSlots& slots,
                                     int later_groups) {
         if (!is_set()) return;
         wait_landed(ctx, later_groups);
@@ -104,7 +105,8 @@ class PendingFlag {
         RowStage::wait_stores(ctx, later_groups);
         ctx.fence_async_copies();
     }
-    CROSSDOCK_DEVICE void raise_here(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t slots) {
+    CROSSDOCK_DEVICE void raise_here(const Ctx& ctx, const HtCommon& c, const Operation& operation,
+                                     const HtSlots& slots) {
         ctx.fence_landed();
         packet_.raise_flag(ctx, c, operation, slots);
         packet_.target = -1;
@@ -126,7 +128,7 @@ class PendingFlag {
 
 // The announcer, one warp: reads notes until every sender has written its last one.
 CROSSDOCK_DEVICE void announce_packets(const Ctx& ctx, const HtCommon& c, const HtWarpLayout& warp_layout,
-                                       const HtShared& shared, const Operation& operation, uint32_t slots) {
+                                       const HtShared& shared, const Operation& operation, const HtSlots& slots) {
     uint32_t senders = warp_layout.noting_senders();
     CROSSDOCK_ROLLED
     while (senders > 0) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the high-throughput operations share: their beginning, who goes where, and the rings.
+// What the high-throughput operations share: their beginning, and who goes where.
 #pragma once
 
-#include "kernels/ht/teams.h"
+#include "kernels/ht/rings.h"
 
 namespace crossdock {
 namespace {
@@ -453,69 +453,6 @@ CROSSDOCK_DEVICE uint32_t list_slots(const HtCommon& c, int source, uint32_t chu
         }
     }
     return num;
-}
-
-// ---- rings ----
-
-// The ring from a sender to a receiver, in the receiver's memory; its credits lie in the sender's. Both number their
-// rings by whom they are for: dispatch's at the receiver and combine's credits by the rows' source, dispatch's credits
-// and combine's rings by lanes. In one team these are the peers' ranks. (Unsigned, they would cost combine
-// registers.)
-struct Ring {
-    std::byte* packets;
-    uint64_t* flags;
-    uint64_t number;  // of the first slot, among all slots of the owner: for the checker
-
-    CROSSDOCK_DEVICE static Ring of(const HtCommon& c, const HtRings& rings, int owner, int index, uint32_t channel) {
-        const uint64_t ring = static_cast<uint64_t>(index) * c.arena.channels + channel;
-        return {c.peers.at(owner, rings.packets + ring * rings.ring_bytes),
-                reinterpret_cast<uint64_t*>(c.peers.at(owner, rings.flags)) + ring * kMaxRingSlots,
-                ring * kMaxRingSlots};
-    }
-};
-
-CROSSDOCK_DEVICE uint64_t* credit_word(const HtCommon& c, const HtRings& rings, int owner, int index, uint32_t channel,
-                                       uint32_t slot) {
-    return reinterpret_cast<uint64_t*>(c.peers.at(owner, rings.credits)) +
-           ((static_cast<uint64_t>(index) * c.arena.channels + channel) * kMaxRingSlots + slot);
-}
-
-// The slot of that packet is free. The calling lane; false: the receiver is lost.
-CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const HtCommon& c, const HtRings& rings, const Operation& operation,
-                                  int receiver, int index, uint32_t channel, uint32_t packet, uint32_t slots) {
-    if (packet < slots || ctx.skips_credit()) return is_active(ctx, c.scope, receiver);
-    return wait_ring_word(ctx, c, operation, WaitStep::kCredit, receiver,
-                          credit_word(c, rings, c.rank, index, channel, packet % slots), packet - slots);
-}
-CROSSDOCK_DEVICE bool has_credit(const Ctx& ctx, const HtCommon& c, const HtRings& rings, const Operation& operation,
-                                 int index, uint32_t channel, uint32_t packet, uint32_t slots) {
-    return packet < slots || ctx.load_relaxed_system(credit_word(c, rings, c.rank, index, channel, packet % slots)) ==
-                                 pack_word(operation.epoch, packet - slots);
-}
-
-// Waits for the packet. One lane. Returns false if the sender is masked, the group has failed or the wait timed out.
-CROSSDOCK_DEVICE bool wait_packet(const Ctx& ctx, const HtCommon& c, const Operation& operation, int sender,
-                                  const Ring& ring, uint32_t packet, uint32_t slots) {
-    if (!is_active(ctx, c.scope, sender)) return false;
-    return wait_ring_word(ctx, c, operation, WaitStep::kRow, sender, ring.flags + packet % slots, packet);
-}
-
-CROSSDOCK_DEVICE void note_packet_written(const Ctx& ctx, const HtCommon& c, const HtRings& rings,
-                                          const Operation& operation, int receiver, const Ring& ring, uint32_t packet,
-                                          uint32_t slots) {
-    ctx.note_slot_written(c.rank, receiver, c.peers.at(receiver, 0), static_cast<int>(rings.kind),
-                          ring.number + packet % slots, pack_word(operation.epoch, packet));
-}
-
-// Gives a packet's slot back once its bytes have been read: the loads have their values, so nothing is to be ordered.
-// One lane, behind a barrier of the lanes that read.
-CROSSDOCK_DEVICE void give_credit(const Ctx& ctx, const HtCommon& c, const HtRings& rings, const Operation& operation,
-                                  int sender, int index, uint32_t channel, const Ring& ring, uint32_t packet,
-                                  uint32_t slots) {
-    ctx.note_slot_read(c.rank, c.peers.at(c.rank, 0), static_cast<int>(rings.kind), ring.number + packet % slots,
-                       pack_word(operation.epoch, packet));
-    ctx.store_entered_system(credit_word(c, rings, sender, index, channel, packet % slots),
-                             pack_word(operation.epoch, packet));
 }
 
 // ---- stages ----

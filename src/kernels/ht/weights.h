@@ -56,18 +56,15 @@ CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtCommon& c, const HtSl
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const bool is_remote_peer = is_remote(c.reach, peer);
     const GinRing gin_ring = GinRing::of_weights(c, peer, channel);
+    const LsaRing ring = LsaRing::weights_to(c, peer, channel);
     bool may_send = false;
     if (is_leader(ctx)) {
-        may_send = is_remote_peer
-                       ? gin_ring.wait_credit(ctx, operation, slots, number)
-                       : wait_credit(ctx, c, c.offsets.weights, operation, peer, peer, channel, number, slots.num);
+        may_send = is_remote_peer ? gin_ring.wait_credit(ctx, operation, slots, number)
+                                  : ring.wait_credit(ctx, operation, slots, number);
     }
     if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return;
-    const Ring ring = Ring::of(c, c.offsets.weights, peer, c.rank, channel);
-    if (is_leader(ctx) && !is_remote_peer)
-        note_packet_written(ctx, c, c.offsets.weights, operation, peer, ring, number, slots.num);
-    float* weights = reinterpret_cast<float*>(
-        is_remote_peer ? gin_ring.outgoing(slots, number) : ring.packets + uint64_t{number % slots.num} * slots.stride);
+    float* weights =
+        reinterpret_cast<float*>(is_remote_peer ? gin_ring.outgoing(slots, number) : ring.packet(slots, number));
     const uint32_t per_row = weights_per_row(c.topk, c.arena.experts_per_rank);
     CROSSDOCK_ROLLED
     for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < kChunkTokens; bit += kLanes) {
@@ -78,7 +75,7 @@ CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtCommon& c, const HtSl
         if (is_remote_peer) {
             gin_ring.send(ctx, operation, slots, number, 4 * per_row * static_cast<uint32_t>(number_of_ones(mask)));
         } else {
-            ctx.store_release_system(ring.flags + number % slots.num, pack_word(operation.epoch, number));
+            ring.release_flag(ctx, operation, slots, number);
         }
     }
     ctx.warp_sync();
@@ -93,14 +90,14 @@ CROSSDOCK_DEVICE void receive_weights(const Ctx& ctx, const HtCommon& c, const H
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const bool is_remote_peer = is_remote(c.reach, sender);
     const GinRing gin_ring = GinRing::of_weights(c, sender, channel);
-    const Ring ring = Ring::of(c, c.offsets.weights, c.rank, sender, channel);
+    const LsaRing ring = LsaRing::weights_from(c, sender, channel);
     bool came = false;
     if (is_leader(ctx)) {
         came = is_remote_peer ? gin_ring.wait_packet(ctx, operation, slots, number)
-                              : wait_packet(ctx, c, operation, sender, ring, number, slots.num);
+                              : ring.wait_packet(ctx, operation, slots, number);
     }
     came = ctx.warp_broadcast(came ? 1u : 0u) != 0;
-    const float* weights = reinterpret_cast<const float*>(ring.packets + uint64_t{number % slots.num} * slots.stride);
+    const float* weights = reinterpret_cast<const float*>(ring.packet(slots, number));
     const uint32_t per_row = weights_per_row(c.topk, c.arena.experts_per_rank);
     CROSSDOCK_ROLLED
     for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < kChunkTokens; bit += kLanes) {
@@ -111,7 +108,7 @@ CROSSDOCK_DEVICE void receive_weights(const Ctx& ctx, const HtCommon& c, const H
         if (is_remote_peer) {
             gin_ring.give_credit(ctx, operation, slots, number);
         } else {
-            give_credit(ctx, c, c.offsets.weights, operation, sender, c.rank, channel, ring, number, slots.num);
+            ring.give_credit(ctx, operation, slots, number);
         }
     }
     ctx.warp_sync();
