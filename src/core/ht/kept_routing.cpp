@@ -143,8 +143,8 @@ class Tables {
         for (uint32_t team = 0; team < geometry_.teams(); ++team) {
             if (team == rank_ / size) continue;
             const uint32_t of_rail_peer = tokens_of(team * size + rank_ % size);
-            for (uint32_t lane = team * size; lane < (team + 1) * size; ++lane) {
-                check_marks(t_.rail_masks + size_t{lane} * t_.chunks, t_.rail_firsts + size_t{lane} * (t_.chunks + 1),
+            for (uint32_t route = team * size; route < (team + 1) * size; ++route) {
+                check_marks(t_.rail_masks + size_t{route} * t_.chunks, t_.rail_firsts + size_t{route} * (t_.chunks + 1),
                             of_rail_peer, "rows to forward");
             }
             for (const bool comes : {false, true}) {

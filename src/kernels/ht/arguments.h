@@ -34,7 +34,7 @@ static_assert(64 - kHtTicketBits >= kEpochBits, "the clock counts epochs as far 
 struct HtTables {
     HtRouting* routing;
     int32_t* ids;             // [tokens][topk] global expert ids, -1: dropped
-    uint32_t* bases;          // [ranks] lanes (teams.h): number of the source's first row at the LSA peer
+    uint32_t* bases;          // [ranks] routes (teams.h): number of the source's first row at the LSA peer
     uint32_t* source_tokens;  // [ranks]
     uint32_t* expert_rows;    // [local experts] received rows
     uint32_t* zones;          // [local experts + 1] expert-major: first slots; the last: padded total
@@ -48,7 +48,7 @@ struct HtTables {
     // it is; kNoColumn: none. What is kept here is checked where it is used.
     uint8_t* columns;
     // Several teams.
-    uint32_t* rail_masks;       // [ranks][chunks] lanes: which tokens of a source in another team go to the LSA peer
+    uint32_t* rail_masks;       // [ranks][chunks] routes: which tokens of a source in another team go to the LSA peer
     uint32_t* rail_firsts;      // [ranks][chunks + 1]
     uint32_t* crossing_masks;   // [2][teams][chunks] which own tokens go to that team; which of the tokens that this
                                 // rank forwards come from there

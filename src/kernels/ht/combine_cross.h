@@ -89,7 +89,7 @@ class RowGatherer {
             const std::byte* row = nullptr;
             SentRow sent{false, 0, 0};
             if (peer < end_of_team(c)) {
-                sent = rail_row(c, lane_of(c, source, peer), token, share);
+                sent = rail_row(c, route_of(c, source, peer), token, share);
                 are_here = find_lsa_row(ctx, args_, operation_, source, peer, sent, row);
             }
             num += note_rows(ctx, plan_, num, row, static_cast<uint32_t>(peer), sent.packet);

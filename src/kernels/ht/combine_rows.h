@@ -15,7 +15,7 @@ namespace {
 CROSSDOCK_DEVICE bool find_lsa_row(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, int source,
                                    int peer, const SentRow& sent, const std::byte*& row) {
     const HtCommon& c = args.common;
-    const uint64_t number = uint64_t{c.tables.bases[lane_of(c, source, peer)]} + sent.number;
+    const uint64_t number = uint64_t{c.tables.bases[route_of(c, source, peer)]} + sent.number;
     if (!sent.exists || !travels(c, static_cast<uint32_t>(number))) return true;
     if (peer_states(ctx, args.shared)[peer] == kDirect) {
         if (peer != c.rank) row = args.token_windows.at(peer, number * args.row_bytes);

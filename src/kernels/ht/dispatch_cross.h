@@ -96,9 +96,9 @@ class RowForwarder {
                                   const std::byte* packet) const {
         const HtCommon& c = args_.common;
         const int source = rail_peer(c, team);
-        const int lane = lane_of(c, source, peer);
-        const SentRow row = rail_row(c, lane, token, share);
-        const uint64_t number = uint64_t{c.tables.bases[lane]} + row.number;
+        const int route = route_of(c, source, peer);
+        const SentRow row = rail_row(c, route, token, share);
+        const uint64_t number = uint64_t{c.tables.bases[route]} + row.number;
         if (!row.exists || !travels(c, static_cast<uint32_t>(number))) return true;
         const uint32_t row_bytes = args_.row_bytes;
         if (is_leader(ctx)) count_rows(ctx, c.reach, peer, 1, uint64_t{row_bytes} + args_.scale_bytes);

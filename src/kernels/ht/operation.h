@@ -104,11 +104,11 @@ CROSSDOCK_DEVICE bool agrees(const Ctx& ctx, const HtCommon& c, const Operation&
     return false;
 }
 
-// How many rows a lane has, whose packets pass this rank. num_tokens: of this rank's routing.
-CROSSDOCK_DEVICE uint32_t rows_of_lane(const HtCommon& c, int lane, uint32_t num_tokens) {
+// How many rows a route has, whose packets pass this rank. num_tokens: of this rank's routing.
+CROSSDOCK_DEVICE uint32_t rows_of_route(const HtCommon& c, int route, uint32_t num_tokens) {
     const HtTables& t = c.tables;
-    const uint64_t at = static_cast<uint64_t>(lane) * (t.chunks + 1);
-    const int team = lane / team_size(c);
+    const uint64_t at = static_cast<uint64_t>(route) * (t.chunks + 1);
+    const int team = route / team_size(c);
     if (team == own_team(c)) return t.sent_firsts[at + num_chunks(num_tokens)];
     return t.rail_firsts[at + num_chunks(t.source_tokens[rail_peer(c, team)])];
 }
@@ -127,10 +127,10 @@ CROSSDOCK_DEVICE bool may_reach_window(const Ctx& ctx, const HtCommon& c, const 
     }
     uint64_t end = 0;
     CROSSDOCK_ROLLED
-    for (int lane = peer - first_of_team(c); lane < static_cast<int>(c.arena.num_ranks); lane += team_size(c)) {
-        const uint32_t rows = rows_of_lane(c, lane, c.tables.routing->num_tokens);
-        const uint64_t lane_end = rows == 0 ? 0 : uint64_t{c.tables.bases[lane]} + rows;
-        end = lane_end > end ? lane_end : end;
+    for (int route = peer - first_of_team(c); route < static_cast<int>(c.arena.num_ranks); route += team_size(c)) {
+        const uint32_t rows = rows_of_route(c, route, c.tables.routing->num_tokens);
+        const uint64_t route_end = rows == 0 ? 0 : uint64_t{c.tables.bases[route]} + rows;
+        end = route_end > end ? route_end : end;
     }
     if (end > c.budget) end = c.budget;
     if (end <= c.window_rows) return true;
@@ -329,9 +329,9 @@ CROSSDOCK_DEVICE SentRow sent_row(const HtCommon& c, int peer, uint32_t token, c
 }
 
 // Of a token of another team, whose source rank's agent this rank is, to a rank of this team.
-CROSSDOCK_DEVICE SentRow rail_row(const HtCommon& c, int lane, uint32_t token, const Share& share) {
+CROSSDOCK_DEVICE SentRow rail_row(const HtCommon& c, int route, uint32_t token, const Share& share) {
     const HtTables& t = c.tables;
-    const uint32_t at = static_cast<uint32_t>(lane);
+    const uint32_t at = static_cast<uint32_t>(route);
     return SentRow::of(t.rail_masks + at * t.chunks, t.rail_firsts + at * (t.chunks + 1), token, share);
 }
 

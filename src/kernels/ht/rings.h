@@ -12,23 +12,23 @@ namespace {
 
 // A ring from a sender to a receiver, one of which is this rank. Packets and flags lie in the receiver's memory,
 // credits in the sender's. Both number their rings by whom they are for: dispatch's rings and combine's credits by the
-// rows' source, dispatch's credits and combine's rings by lanes. In one team these are the peers' ranks. (Ranks that
+// rows' source, dispatch's credits and combine's rings by routes. In one team these are the peers' ranks. (Ranks that
 // are unsigned would cost combine registers.)
 class LsaRing {
   public:
     // Dispatch: for rows of `source`, whose agent the sender is.
     static CROSSDOCK_DEVICE LsaRing dispatch_to(const HtCommon& c, int source, int peer, uint32_t channel) {
-        return LsaRing(c, c.offsets.rows, c.rank, peer, source, lane_of(c, source, peer), channel);
+        return LsaRing(c, c.offsets.rows, c.rank, peer, source, route_of(c, source, peer), channel);
     }
     static CROSSDOCK_DEVICE LsaRing dispatch_from(const HtCommon& c, int source, uint32_t channel) {
-        return LsaRing(c, c.offsets.rows, agent_of(c, source), c.rank, source, lane_of(c, source, c.rank), channel);
+        return LsaRing(c, c.offsets.rows, agent_of(c, source), c.rank, source, route_of(c, source, c.rank), channel);
     }
     // Combine: for rows that return to `source`, whose agent the receiver is.
     static CROSSDOCK_DEVICE LsaRing combine_to(const HtCommon& c, int source, uint32_t channel) {
-        return LsaRing(c, c.offsets.rows, c.rank, agent_of(c, source), lane_of(c, source, c.rank), source, channel);
+        return LsaRing(c, c.offsets.rows, c.rank, agent_of(c, source), route_of(c, source, c.rank), source, channel);
     }
     static CROSSDOCK_DEVICE LsaRing combine_from(const HtCommon& c, int source, int peer, uint32_t channel) {
-        return LsaRing(c, c.offsets.rows, peer, c.rank, lane_of(c, source, peer), source, channel);
+        return LsaRing(c, c.offsets.rows, peer, c.rank, route_of(c, source, peer), source, channel);
     }
     static CROSSDOCK_DEVICE LsaRing weights_to(const HtCommon& c, int peer, uint32_t channel) {
         return LsaRing(c, c.offsets.weights, c.rank, peer, c.rank, peer, channel);

@@ -4,8 +4,8 @@
 // A row is sent once to each other team that has one of the token's experts: to the rail peer, the rank with the same
 // place in its team, which forwards the row to the ranks of the experts. In a combine the same rank sums the rows of
 // its team, and one row returns to the source rank. So inside a team the rail peer is the *agent* of a source rank of
-// another team; a source rank in this team is its own agent. A *lane* numbers the pairs (source, LSA peer) of an agent,
-// its own pairs like the ranks.
+// another team; a source rank in this team is its own agent. A *route* numbers the pairs (source, LSA peer) of an
+// agent, its own pairs like the ranks.
 #pragma once
 
 #include "kernels/ht/waits.h"
@@ -35,7 +35,7 @@ CROSSDOCK_DEVICE int agent_of(const HtCommon& c, int source) {
     if constexpr (!kHasGinPeers) return source;
     return first_of_team(c) + source % team_size(c);
 }
-CROSSDOCK_DEVICE int lane_of(const HtCommon& c, int source, int lsa_peer) {
+CROSSDOCK_DEVICE int route_of(const HtCommon& c, int source, int lsa_peer) {
     if constexpr (!kHasGinPeers) return lsa_peer;
     return source / team_size(c) * team_size(c) + lsa_peer - first_of_team(c);
 }

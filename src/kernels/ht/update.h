@@ -233,7 +233,7 @@ CROSSDOCK_DEVICE void send_bases(const Ctx& ctx, const HtCommon& c, const Operat
     for (uint32_t i = first; i < c.arena.num_ranks; i += step) {
         const int peer = static_cast<int>(i);
         if (!is_active(ctx, c.scope, peer)) continue;
-        ctx.store_tagged(base_word(c, agent_of(c, peer), lane_of(c, peer, c.rank)),
+        ctx.store_tagged(base_word(c, agent_of(c, peer), route_of(c, peer, c.rank)),
                          pack_base(c.tables.firsts[uint64_t{i} * c.tables.chunks], total),
                          pack_word(operation.epoch, 0));
         if (is_remote(c.reach, peer)) {
@@ -393,29 +393,30 @@ CROSSDOCK_DEVICE_RARE void count_dropped(const Ctx& ctx, const HtCommon& c) {
     if (dropped > 0) ctx.add_relaxed_device(&t.routing->dropped, dropped);
 }
 
-// With that base the rows of a lane are among those that can come to the LSA peer at all.
-CROSSDOCK_DEVICE bool is_base_possible(const Ctx& ctx, const HtCommon& c, const Operation& operation, int lane,
+// With that base the rows of a route are among those that can come to the LSA peer at all.
+CROSSDOCK_DEVICE bool is_base_possible(const Ctx& ctx, const HtCommon& c, const Operation& operation, int route,
                                        int peer, uint32_t base) {
-    const uint64_t most = uint64_t{c.arena.num_ranks} * c.arena.max_tokens - rows_of_lane(c, lane, c.num_tokens);
+    const uint64_t most = uint64_t{c.arena.num_ranks} * c.arena.max_tokens - rows_of_route(c, route, c.num_tokens);
     if (base <= most) return true;
     refuse_number(ctx, c, operation, PeerNumber::kBase, peer, most, base);
     return false;
 }
 
-// Waits for the number of a lane's first row at its receiver. One thread.
+// Waits for the number of a route's first row at its receiver. One thread.
 CROSSDOCK_DEVICE void learn_base(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation, uint32_t i) {
     const HtCommon& c = args.common;
     const HtTables& t = c.tables;
-    const int lane = static_cast<int>(i);
-    const int peer = first_of_team(c) + lane % team_size(c);  // in one team the peer is rank i
+    const int route = static_cast<int>(i);
+    const int peer = first_of_team(c) + route % team_size(c);  // in one team the peer is rank i
     uint64_t base = 0;
-    const bool came = is_active(ctx, c.scope, peer) &&
-                      wait_tagged_word(ctx, c, operation, WaitStep::kRouting, peer, base_word(c, c.rank, lane), base) &&
-                      is_base_possible(ctx, c, operation, lane, peer, static_cast<uint32_t>(base));
+    const bool came =
+        is_active(ctx, c.scope, peer) &&
+        wait_tagged_word(ctx, c, operation, WaitStep::kRouting, peer, base_word(c, c.rank, route), base) &&
+        is_base_possible(ctx, c, operation, route, peer, static_cast<uint32_t>(base));
     t.bases[i] = came ? static_cast<uint32_t>(base) : 0;
     const uint32_t their_total = static_cast<uint32_t>(base >> 32);
     if (came && !args.drops && their_total > c.budget) record_overflow(ctx, c.scope, peer, their_total, c.budget);
-    if (is_remote(c.reach, lane)) learn_gin_total(ctx, args, operation, lane);
+    if (is_remote(c.reach, route)) learn_gin_total(ctx, args, operation, route);
     if (came) return;
     // Nothing goes to who is lost.
     CROSSDOCK_ROLLED

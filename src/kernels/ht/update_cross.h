@@ -47,7 +47,7 @@ CROSSDOCK_DEVICE void hear_gin_peers(const Ctx& ctx, const HtCommon& c, const Op
     ctx.block_sync();
 }
 
-// What of this rank's tokens, or of those of the rail peer, goes to any rank of a team; and as lanes, what of the
+// What of this rank's tokens, or of those of the rail peer, goes to any rank of a team; and as routes, what of the
 // latter goes to whom. One warp; i: below num_crossing_tasks.
 CROSSDOCK_DEVICE uint32_t num_crossing_tasks(const HtCommon& c) {
     if constexpr (!kHasGinPeers) return 0;

@@ -7,8 +7,8 @@
 namespace crossdock {
 namespace {
 
-CROSSDOCK_DEVICE TaggedWord* base_word(const HtCommon& c, int owner, int lane) {
-    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.bases)) + lane;
+CROSSDOCK_DEVICE TaggedWord* base_word(const HtCommon& c, int owner, int route) {
+    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.bases)) + route;
 }
 // Among the bitmaps of one operation.
 CROSSDOCK_DEVICE uint64_t bitmap_offset(const HtCommon& c, uint32_t rank, uint32_t token) {
