@@ -29,7 +29,7 @@ except ImportError:
     print("torch is not installed: skipped")
     sys.exit(77)
 
-from crossdock._core import CopyMaker, forget_arrays  # noqa: E402
+from crossdock._core import forget_arrays  # noqa: E402
 from crossdock.deep_ep import Buffer, ElasticBuffer  # noqa: E402
 
 NUM_EXPERTS, TOPK, HIDDEN = 4, 2, 128
@@ -110,7 +110,6 @@ def elastic_kinds(buffer: Any) -> dict[str, Callable[[], Any]]:
         "elastic: fresh dispatch, combine": lambda: fresh(False),
         "elastic: the same by expert": lambda: fresh(True),
         "elastic: cached dispatch": lambda: buffer.dispatch(x, handle=handle),
-        "elastic: its copy of topk_idx alone": CopyMaker(ids),
         "elastic: combine": lambda: buffer.combine(rows, handle),
     }
 

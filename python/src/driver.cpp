@@ -3,17 +3,15 @@
 
 #include <dlfcn.h>
 
-#include <cstdint>
 #include <unordered_map>
 #include <vector>
 
 namespace crossdock::python {
 namespace {
 
-// Functions of the driver in the types that they have in C: CUdeviceptr is an integer, streams and events are pointers,
-// as streams of the runtime are, and 0 is success.
+// Functions of the driver in the types that they have in C: streams and events are pointers, as streams of the runtime
+// are, and 0 is success.
 struct Driver {
-    int (*copy)(uintptr_t target, uintptr_t source, size_t num_bytes, cudaStream_t stream) = nullptr;
     int (*create_event)(void** event, unsigned int flags) = nullptr;
     int (*record)(void* event, cudaStream_t stream) = nullptr;
     int (*wait)(cudaStream_t stream, void* event, unsigned int flags) = nullptr;
@@ -21,7 +19,6 @@ struct Driver {
     Driver() {
         void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
         if (driver == nullptr) return;
-        find(driver, "cuMemcpyDtoDAsync_v2", copy);
         find(driver, "cuEventCreate", create_event);
         find(driver, "cuEventRecord", record);
         find(driver, "cuStreamWaitEvent", wait);
@@ -48,13 +45,6 @@ std::vector<void*>& free_events(int device) {
 }
 
 }  // namespace
-
-bool copy_on_device(void* target, const void* source, size_t num_bytes, cudaStream_t stream) {
-    if (num_bytes == 0) return true;
-    const auto copy = Driver::get().copy;
-    return copy != nullptr &&
-           copy(reinterpret_cast<uintptr_t>(target), reinterpret_cast<uintptr_t>(source), num_bytes, stream) == 0;
-}
 
 bool has_events() {
     const Driver& driver = Driver::get();

@@ -3,14 +3,9 @@
 // CUDA's driver, where the process has it: torch has loaded it before it has a tensor on a GPU.
 #pragma once
 
-#include <cstddef>
-
 #include "crossdock.h"
 
 namespace crossdock::python {
-
-// Enqueues a copy within the device that is current for this thread. Returns false without a CUDA driver.
-bool copy_on_device(void* target, const void* source, size_t num_bytes, cudaStream_t stream);
 
 // Whether the driver offers events.
 bool has_events();

@@ -7,6 +7,7 @@
 #include "configs.h"
 #include "handle.h"
 #include "stream.h"
+#include "torch_maker.h"
 #include "torch_view.h"
 
 namespace nb = nanobind;
@@ -149,7 +150,7 @@ nb::object elastic_dispatch(nb::handle plan_object, nb::handle x, nb::handle sca
 
     const DispatchCall call_of{plan, x, scales, topk_weights, statistics, zero_padding, column_major};
     const Received received = call_of.make_outputs(num_rows, topk_idx, device);
-    const Alike int32 = Alike::of(plan.like, device);
+    const Alike int32{nb::borrow(torch_int32()), nb::borrow(topk_idx), device};
     const nb::object sources = int32.make(num_sources, plan.num_topk + 2);
     const nb::object rank_ends = nb::cast<PieceMaker&>(plan.of_ranks).make(is_captured);
     const nb::object expert_counts = nb::cast<PieceMaker&>(plan.of_experts).make(is_captured);
@@ -237,12 +238,12 @@ nb::object elastic_combine(nb::handle lease_object, nb::handle x, nb::handle top
 }  // namespace
 
 int ElasticPlan::visit(visitproc visit, void* arg) const {
-    for (const nb::object* held : {&pool, &free, &like, &of_ranks, &of_experts}) Py_VISIT(held->ptr());
+    for (const nb::object* held : {&pool, &free, &of_ranks, &of_experts}) Py_VISIT(held->ptr());
     return 0;
 }
 
 void ElasticPlan::clear() {
-    for (nb::object* held : {&pool, &free, &like, &of_ranks, &of_experts}) held->reset();
+    for (nb::object* held : {&pool, &free, &of_ranks, &of_experts}) held->reset();
 }
 
 int ElasticLease::visit(visitproc visit, void* arg) const {
@@ -263,18 +264,18 @@ void bind_elastic(nb::module_& module) {
         .def(
             "__init__",
             [](ElasticPlan* self, nb::object pool, nb::object free, bool is_low_latency, int num_topk,
-               unsigned int alignment, unsigned int origin_stride, bool by_expert, bool own_weights, nb::object like,
+               unsigned int alignment, unsigned int origin_stride, bool by_expert, bool own_weights,
                nb::object of_ranks, nb::object of_experts) {
-                new (self) ElasticPlan{pool,      free,        is_low_latency, num_topk, alignment, origin_stride,
-                                       by_expert, own_weights, like,           of_ranks, of_experts};
+                new (self) ElasticPlan{pool,          free,      is_low_latency, num_topk, alignment,
+                                       origin_stride, by_expert, own_weights,    of_ranks, of_experts};
             },
             "pool"_a, "free"_a, "is_low_latency"_a, "num_topk"_a, "alignment"_a, "origin_stride"_a, "by_expert"_a,
-            "own_weights"_a, "like"_a, "of_ranks"_a, "of_experts"_a,
+            "own_weights"_a, "of_ranks"_a, "of_experts"_a,
             nb::sig("def __init__(self, pool: object, free: list[Handle], is_low_latency: bool, num_topk: int, "
-                    "alignment: int, origin_stride: int, by_expert: bool, own_weights: bool, like: object, of_ranks: "
+                    "alignment: int, origin_stride: int, by_expert: bool, own_weights: bool, of_ranks: "
                     "PieceMaker, of_experts: PieceMaker) -> None"),
-            "pool: a PooledGroup; own_weights: received weights of other ranks' experts are 0; like: a tensor of int32 "
-            "on its device; of_ranks, of_experts: make a number for each rank, and for each expert of a rank.")
+            "pool: a PooledGroup; own_weights: received weights of other ranks' experts are 0; of_ranks, of_experts: "
+            "make a number for each rank, and for each expert of a rank.")
         .def_ro("is_low_latency", &ElasticPlan::is_low_latency)
         .def_ro("pool", &ElasticPlan::pool, nb::for_getter(nb::sig("def pool(self) -> typing.Any")));
     nb::class_<ElasticLease>(module, "ElasticLease", nb::type_slots(collected<ElasticLease>()),

@@ -19,7 +19,6 @@ struct ElasticPlan {
     unsigned int alignment, origin_stride;
     bool by_expert;
     bool own_weights;                       // received weights of other ranks' experts are 0
-    nanobind::object like;                  // a tensor of int32 on the device
     nanobind::object of_ranks, of_experts;  // PieceMakers: a number for each rank, and for each expert of a rank
 
     int visit(visitproc visit, void* arg) const;

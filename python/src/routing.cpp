@@ -12,21 +12,13 @@
 #include "gil.h"
 #include "stream.h"
 #include "strided.h"
+#include "torch_maker.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace crossdock::python {
 namespace {
-
-template <class Struct>
-Struct begin_struct(int device) {
-    Struct made{};
-    made.size = sizeof(Struct);
-    made.magic = NCCL_EP_MAGIC;
-    made.device = device;
-    return made;
-}
 
 bool ids_from(nb::handle tensor, Strided& ids) { return strided_from(tensor, ids) && ids.are_ids(); }
 
@@ -83,46 +75,6 @@ bool has_room_for_routing(nb::handle topk_idx, int64_t num_experts, int64_t most
 
 namespace {
 
-[[noreturn]] void refuse(nb::handle tensor, const char* name, const std::string& expected) {
-    invalid_argument(std::string(name) + " is " + shown_tensor(tensor) + ", expected " + expected);
-}
-
-// A tensor of a call whose tensors are all on one device; NULL for None.
-class Tensors {
-  public:
-    explicit Tensors(int device) : device_(device) {}
-
-    template <class Element>
-    Element* dense(nb::handle tensor, const char* name, int64_t size) const {
-        if (tensor.is_none()) return nullptr;
-        const Strided found = strided(tensor, name, sizeof(Element));
-        if (!found.is_dense() || found.size() != size) {
-            refuse(tensor, name, std::string("a dense tensor of ") + std::to_string(size) + " elements");
-        }
-        return static_cast<Element*>(found.data);
-    }
-    Strided strided(nb::handle tensor, const char* name, size_t item_bytes) const {
-        Strided found;
-        if (!strided_from(tensor, found) || found.item_bytes != static_cast<int64_t>(item_bytes) ||
-            found.device != device_) {
-            refuse(tensor, name,
-                   std::string("elements of ") + std::to_string(item_bytes) + " bytes on " +
-                       (device_ < 0 ? "cpu" : std::string("cuda:") + std::to_string(device_)));
-        }
-        return found;
-    }
-
-  private:
-    int device_;
-};
-
-template <class Struct>
-void run(ncclResult_t (*function)(const Struct*, cudaStream_t), const Struct& arguments) {
-    const cudaStream_t stream = stream_from(nb::none(), arguments.device < 0, arguments.device);
-    const ReleasedGil unlocked;
-    check(function(&arguments, stream));
-}
-
 nb::object host_bytes(const nb::args& tensors) {
     std::string bytes;
     for (nb::handle tensor : tensors) {
@@ -154,36 +106,49 @@ nb::list column_sums(const nb::list& parts, size_t first, size_t num) {
     return found;
 }
 
-template <class Struct>
-void set_ids(Struct& arguments, const Strided& ids) {
-    arguments.topk_idx = ids.data;
-    arguments.id_type = *ids.type;
-    arguments.num_tokens = static_cast<uint64_t>(ids.shape[0]);
-    arguments.num_topk = static_cast<unsigned int>(ids.shape[1]);
-    arguments.token_stride = ids.strides[0];
-    arguments.choice_stride = ids.strides[1];
+// A new dense tensor on the device of the ids, and its memory.
+template <class Element>
+nb::object new_counts(nb::handle ids, int device, nb::handle dtype, const nb::tuple& sizes, Element*& data) {
+    const nb::object strides = dense_strides(sizes);
+    nb::object made = new_tensor(sizes, strides, dtype, ids, device);
+    Strided view;
+    data = strided_from(made, view) ? static_cast<Element*>(view.data) : nullptr;
+    return made;
 }
 
-nb::object count_routing(nb::handle topk_idx, int64_t node_size, nb::handle per_rank, nb::handle per_node,
-                         nb::handle per_expert, nb::handle is_in_rank, bool distinct) {
+nb::tuple count_routing(nb::handle topk_idx, int64_t num_experts, int64_t num_ranks, int64_t num_nodes, bool distinct) {
     Strided ids;
-    if (!ids_from(topk_idx, ids)) return nb::none();
-    const Tensors tensors(ids.device);
-    const int64_t num_ranks = tensors.strided(per_rank, "per_rank", sizeof(int32_t)).size();
-    const int64_t num_experts = tensors.strided(per_expert, "per_expert", sizeof(int32_t)).size();
-    auto counts = begin_struct<crossdockRoutingCounts_t>(ids.device);
-    set_ids(counts, ids);
+    if (!ids_from(topk_idx, ids)) {
+        invalid_argument("topk_idx is " + shown_tensor(topk_idx) + ", expected [tokens, top-k] of int64 or int32");
+    }
+    crossdockRoutingCounts_t counts{};
+    counts.size = sizeof(counts);
+    counts.magic = NCCL_EP_MAGIC;
+    counts.device = ids.device;
+    counts.topk_idx = ids.data;
+    counts.id_type = *ids.type;
+    counts.num_tokens = static_cast<uint64_t>(ids.shape[0]);
+    counts.num_topk = static_cast<unsigned int>(ids.shape[1]);
+    counts.token_stride = ids.strides[0];
+    counts.choice_stride = ids.strides[1];
     counts.num_experts = static_cast<unsigned int>(num_experts);
     counts.num_ranks = static_cast<unsigned int>(num_ranks);
-    counts.node_ranks = static_cast<unsigned int>(node_size);
-    counts.per_rank = tensors.dense<int32_t>(per_rank, "per_rank", num_ranks);
-    counts.per_node = tensors.dense<int32_t>(per_node, "per_node", num_ranks / std::max<int64_t>(node_size, 1));
-    counts.per_expert = tensors.dense<int32_t>(per_expert, "per_expert", num_experts);
-    counts.is_in_rank = tensors.dense<uint8_t>(is_in_rank, "is_in_rank", ids.shape[0] * num_ranks);
+    counts.node_ranks = static_cast<unsigned int>(num_ranks / std::max<int64_t>(num_nodes, 1));
     counts.distinct = distinct ? 1 : 0;
-    const int64_t largest = largest_of(ids);
-    if (largest < num_experts) run(&crossdockCountRouting, counts);
-    return nb::int_(largest);
+    const auto make = [&](int64_t size, int32_t*& data) {
+        return new_counts(topk_idx, ids.device, torch_int32(), nb::make_tuple(size), data);
+    };
+    const nb::object per_rank = make(num_ranks, counts.per_rank);
+    const nb::object per_node = num_nodes > 1 ? make(num_nodes, counts.per_node) : nb::none();
+    const nb::object per_expert = make(num_experts, counts.per_expert);
+    const nb::object is_in_rank =
+        new_counts(topk_idx, ids.device, torch_bool(), nb::make_tuple(ids.shape[0], num_ranks), counts.is_in_rank);
+    const cudaStream_t stream = stream_from(nb::none(), ids.device < 0, ids.device);
+    {
+        const ReleasedGil unlocked;
+        check(crossdockCountRouting(&counts, stream));
+    }
+    return nb::make_tuple(per_rank, per_node, per_expert, is_in_rank);
 }
 
 }  // namespace
@@ -202,14 +167,13 @@ void bind_routing(nb::module_& module) {
                nb::sig("def column_sums(parts: list[bytes], first: int, num: int) -> list[int]"),
                "Sums over parts, each bytes of int32, of num columns from first on.");
     module.def(
-        "count_routing", &count_routing, "topk_idx"_a, "node_size"_a, "per_rank"_a, "per_node"_a.none(), "per_expert"_a,
-        "is_in_rank"_a, "distinct"_a = false,
-        nb::sig("def count_routing(topk_idx: object, node_size: int, per_rank: object, per_node: object, "
-                "per_expert: object, is_in_rank: object, distinct: bool = False) -> int | None"),
-        "crossdockCountRouting: fills dense tensors of torch, per_rank [R] and per_node [R / node_size], or None, "
-        "int32, per_expert [E] int32, is_in_rank [T, R] bool. distinct: per_expert counts a token once. Returns "
-        "largest_id, and has counted nothing if that is "
-        "none of an expert or None.");
+        "count_routing", &count_routing, "topk_idx"_a, "num_experts"_a, "num_ranks"_a, "num_nodes"_a = 1,
+        "distinct"_a = false,
+        nb::sig("def count_routing(topk_idx: object, num_experts: int, num_ranks: int, num_nodes: int = 1, distinct: "
+                "bool = False) -> tuple[typing.Any, typing.Any, typing.Any, typing.Any]"),
+        "crossdockCountRouting into new tensors: per rank [R], per node [num_nodes] (None: there is one) and per "
+        "expert "
+        "[E], all int32, and [T, R] bool, whether a token is for a rank. distinct: an expert counts a token once.");
 }
 
 }  // namespace crossdock::python

@@ -20,19 +20,7 @@ namespace {
 
 constexpr int64_t kPieces = 64;  // of one memory
 constexpr int64_t kLongestPiece = 1024;
-constexpr int64_t kLineBytes = 128;  // of a GPU's memory
-constexpr int64_t kMostBytesOfCopies = 1 << 20;
-
-// Elements, rounded up.
-int64_t whole_lines(int64_t length, int64_t element_bytes) {
-    const int64_t line = kLineBytes / element_bytes;
-    return (length + line - 1) / line * line;
-}
-
-// Of a tensor of torch; -1: the host.
-int device_of(nb::handle tensor) {
-    return nb::cast<bool>(tensor.attr("is_cpu")) ? -1 : nb::cast<int>(tensor.attr("get_device")());
-}
+constexpr int64_t kLine = 32;  // elements in a line of a GPU's memory
 
 // Functions for code that torch.compile generates; NULL if this version of torch lacks them. Without them a low-latency
 // dispatch takes 4.7 instead of 3.3 µs, a combine 3.3 instead of 2.6 (AMD EPYC, bench/deep_ep_host_cost.py).
@@ -42,6 +30,7 @@ struct QuickMakers {
     PyObject* view = nullptr;
     PyObject* users = nullptr;  // of a storage
     PyObject* current_device = nullptr;
+    PyObject *int32 = nullptr, *boolean = nullptr;  // torch's types
 
     QuickMakers() {
         const nb::object internals = nb::module_::import_("torch").attr("_C");
@@ -52,6 +41,8 @@ struct QuickMakers {
             on_cuda = find_attribute(guards, "_empty_strided_cuda").release().ptr();
             view = find_attribute(guards, "_reinterpret_tensor").release().ptr();
         }
+        int32 = nb::object(nb::module_::import_("torch").attr("int32")).release().ptr();
+        boolean = nb::object(nb::module_::import_("torch").attr("bool")).release().ptr();
         users = find_attribute(internals, "_storage_Use_Count").release().ptr();
         current_device = find_attribute(internals, "_cuda_getDevice").release().ptr();
     }
@@ -83,6 +74,9 @@ Py_ssize_t users_of(nb::handle address) { return nb::cast<Py_ssize_t>(nb::handle
 
 }  // namespace
 
+nb::handle torch_int32() { return QuickMakers::get().int32; }
+nb::handle torch_bool() { return QuickMakers::get().boolean; }
+
 bool is_current(int device) { return QuickMakers::get().is_current(device); }
 
 std::optional<int> current_device() {
@@ -93,42 +87,43 @@ std::optional<int> current_device() {
 
 nb::object new_tensor(nb::handle sizes, nb::handle strides, nb::handle dtype, nb::handle like, int device) {
     PyObject* make = QuickMakers::get().maker_for(device);
-    if (make == nullptr) return like.attr("new_empty_strided")(sizes, strides);
+    if (make == nullptr) return like.attr("new_empty_strided")(sizes, strides, "dtype"_a = dtype);
     PyObject* arguments[] = {sizes.ptr(), strides.ptr(), dtype.ptr()};
     PyObject* made = PyObject_Vectorcall(make, arguments, 3, nullptr);
     if (made == nullptr) nb::raise_python_error();
     return nb::steal(made);
 }
 
-TensorMaker::TensorMaker(nb::object like, nb::object sizes, nb::object strides)
-    : like_(std::move(like)),
-      dtype_(like_.attr("dtype")),
-      sizes_(std::move(sizes)),
-      strides_(std::move(strides)),
-      device_(device_of(like_)) {}
+nb::object dense_strides(nb::handle sizes) {
+    nb::list strides;
+    int64_t stride = 1;
+    for (size_t dimension = nb::len(sizes); dimension-- > 0;) {
+        strides.insert(0, stride);
+        stride *= std::max<int64_t>(nb::cast<int64_t>(sizes[dimension]), 1);
+    }
+    return nb::tuple(strides);
+}
 
-PieceMaker::PieceMaker(nb::object like, nb::object sizes, nb::object strides, int64_t step, int64_t num_pieces)
-    : like_(std::move(like)),
-      device_(device_of(like_)),
-      step_(step),
-      num_pieces_(num_pieces),
-      dtype_(like_.attr("dtype")),
-      sizes_(std::move(sizes)),
-      strides_(std::move(strides)),
-      whole_sizes_(nb::make_tuple(num_pieces * step)),
-      whole_strides_(nb::make_tuple(1)) {}
+TensorForm TensorForm::of(nb::handle dtype, nb::handle device, nb::handle sizes, nb::handle strides) {
+    const nb::object like = nb::module_::import_("torch").attr("empty")(0, "dtype"_a = dtype, "device"_a = device);
+    const bool is_host = nb::cast<bool>(like.attr("is_cpu"));
+    return {nb::borrow(dtype), like, nb::borrow(sizes), strides.is_none() ? dense_strides(sizes) : nb::borrow(strides),
+            is_host ? -1 : nb::cast<int>(like.attr("get_device")())};
+}
 
-PieceMaker::PieceMaker(nb::object like, int64_t length)
-    : PieceMaker(std::move(like), nb::make_tuple(length), nb::make_tuple(1), whole_lines(length, 4),
-                 length > kLongestPiece ? 0 : kPieces) {}
+PieceMaker::PieceMaker(nb::handle device, int64_t length) : step_((length + kLine - 1) / kLine * kLine) {
+    const nb::handle int32 = torch_int32();
+    num_elements_ = length > kLongestPiece ? 0 : kPieces * step_;
+    piece_ = TensorForm::of(int32, device, nb::make_tuple(length), nb::none());
+    all_ = TensorForm::of(int32, device, nb::make_tuple(num_elements_), nb::none());
+}
 
 nb::object PieceMaker::make(bool is_captured) {
-    if (is_captured || QuickMakers::get().view == nullptr || num_pieces_ == 0) return make_alone();
-    const cudaStream_t stream = device_ < 0 ? nullptr : current_stream_of_torch(device_);
+    if (is_captured || QuickMakers::get().view == nullptr || num_elements_ == 0) return piece_.make();
+    const cudaStream_t stream = piece_.device < 0 ? nullptr : current_stream_of_torch(piece_.device);
     nb::object old;  // ends last: torch lets other threads run while it frees memory
-    if (!whole_.is_valid() || next_ == num_pieces_ * step_ || stream != stream_) {
-        const nb::object made = new_tensor(whole_sizes_, whole_strides_, dtype_, like_, device_);
-        if (!fill(made, stream)) return make_alone();
+    if (!whole_.is_valid() || next_ == num_elements_ || stream != stream_) {
+        const nb::object made = all_.make();
         old = std::move(whole_);
         whole_ = made;
         stream_ = stream;
@@ -137,7 +132,7 @@ nb::object PieceMaker::make(bool is_captured) {
     const nb::object whole = whole_;  // whatever other threads do meanwhile
     const nb::int_ first(next_);
     next_ += step_;
-    return view_of(whole, sizes_, strides_, first);
+    return view_of(whole, piece_.sizes, piece_.strides, first);
 }
 
 int PieceMaker::visit(visitproc visit, void* arg) const {
@@ -145,68 +140,12 @@ int PieceMaker::visit(visitproc visit, void* arg) const {
     return 0;
 }
 
-struct CopyMaker::Form {
-    int64_t rows = 0;
-    int64_t columns = 0;
-    int64_t step = 1;
-    int64_t num_copies = 0;
-
-    static Form of(nb::handle tensor) {
-        nb::dlpack::dltensor view;
-        if (!view_torch(tensor, view) || view.ndim != 2 || !is_contiguous(view)) return {};
-        const std::optional<ncclDataType_t> type = datatype_of(view.dtype);
-        if (!type) return {};
-        const auto element_bytes = static_cast<int64_t>(bytes_of_datatype(*type));
-        Form form{view.shape[0], view.shape[1], whole_lines(view.shape[0] * view.shape[1], element_bytes), kPieces};
-        while (form.num_copies > 0 && form.num_copies * form.step * element_bytes > kMostBytesOfCopies)
-            form.num_copies /= 2;
-        if (form.step == 0 || form.num_copies == 1) form.num_copies = 0;
-        return form;
-    }
-};
-
-CopyMaker::CopyMaker(nb::object tensor) : CopyMaker(tensor, Form::of(tensor)) {}
-
-CopyMaker::CopyMaker(nb::object tensor, const Form& form)
-    : PieceMaker(std::move(tensor), nb::make_tuple(form.rows, form.columns),
-                 nb::make_tuple(std::max<int64_t>(form.columns, 1), 1), form.step, form.num_copies) {}
-
-// A driver's copies go by the current device.
-nb::object CopyMaker::make_copy() { return make(device_ >= 0 && (!is_current(device_) || is_capturing())); }
-
-// By doubling what is there, in calls of the driver: torch takes longer to choose an operator.
-bool CopyMaker::fill(nb::handle whole, cudaStream_t current) const {
-    nb::dlpack::dltensor from, to;
-    if (!view_torch(like_, from) || !view_torch(whole, to)) return false;
-    const size_t step_bytes = static_cast<size_t>(step_) * from.dtype.bits / 8;
-    const auto num_bytes = static_cast<size_t>(from.shape[0] * from.shape[1]) * from.dtype.bits / 8;
-    auto* const first = static_cast<std::byte*>(to.data);
-    const auto copy = [&](std::byte* target, const void* source, size_t bytes) {
-        if (device_ >= 0) return copy_on_device(target, source, bytes, current);
-        std::memcpy(target, source, bytes);
-        return true;
-    };
-    bool is_filled = copy(first, from.data, num_bytes);
-    for (int64_t there = 1; is_filled && there < num_pieces_; there *= 2) {
-        const size_t bytes = static_cast<size_t>(there) * step_bytes;
-        is_filled = copy(first + bytes, first, bytes);
-    }
-    return is_filled;
-}
-
-PairMaker::PairMaker(nb::object like, nb::object sizes, nb::object strides)
-    : like_(std::move(like)),
-      dtype_(like_.attr("dtype")),
-      sizes_(std::move(sizes)),
-      strides_(std::move(strides)),
-      device_(device_of(like_)) {}
-
 nb::object PairMaker::make(bool is_captured) {
     const QuickMakers& quick = QuickMakers::get();
     if (is_captured || quick.view == nullptr || quick.users == nullptr) {
-        return new_tensor(sizes_, strides_, dtype_, like_, device_);
+        return form_.make();
     }
-    const cudaStream_t stream = device_ < 0 ? nullptr : current_stream_of_torch(device_);
+    const cudaStream_t stream = form_.device < 0 ? nullptr : current_stream_of_torch(form_.device);
     Memory& place = memories_[next_];
     next_ = 1 - next_;
     // Out of its place meanwhile: torch may let other threads run, which then find none there.
@@ -215,7 +154,7 @@ nb::object PairMaker::make(bool is_captured) {
         memory = Memory{};  // first, so that its memory may serve
         memory = new_memory(stream);
     }
-    nb::object made = view_of(memory.tensor, sizes_, strides_, nb::int_(0));
+    nb::object made = view_of(memory.tensor, form_.sizes, form_.strides, nb::int_(0));
     std::swap(place, memory);
     return made;
 }
@@ -226,7 +165,7 @@ bool PairMaker::is_free(const Memory& memory, cudaStream_t stream) const {
 
 PairMaker::Memory PairMaker::new_memory(cudaStream_t stream) const {
     Memory memory;
-    memory.tensor = new_tensor(sizes_, strides_, dtype_, like_, device_);
+    memory.tensor = form_.make();
     // Python's object of the storage is one of its users, so it stays, too.
     memory.storage = memory.tensor.attr("untyped_storage")();
     memory.address = memory.storage.attr("_cdata");
@@ -249,18 +188,23 @@ void PairMaker::clear() {
 }
 
 void bind_torch_makers(nb::module_& module) {
+    const auto signature = nb::sig(
+        "def __init__(self, dtype: object, device: object, sizes: tuple[int, ...], strides: tuple[int, ...] | None = "
+        "None) -> None");
     nb::class_<TensorMaker>(module, "TensorMaker",
                             "Makes tensors of torch that are all alike, their elements undefined.")
-        .def(nb::init<nb::object, nb::object, nb::object>(), "like"_a, "sizes"_a, "strides"_a,
-             nb::sig("def __init__(self, like: object, sizes: tuple[int, ...], strides: tuple[int, ...]) -> None"),
-             "like: a tensor of the same type, on the same device.")
+        .def(
+            "__init__",
+            [](TensorMaker* self, nb::handle dtype, nb::handle device, nb::tuple sizes, nb::handle strides) {
+                new (self) TensorMaker(TensorForm::of(dtype, device, sizes, strides));
+            },
+            "dtype"_a, "device"_a, "sizes"_a, "strides"_a.none() = nb::none(), signature)
         .def("__call__", &TensorMaker::make, nb::sig("def __call__(self) -> typing.Any"));
     nb::class_<PieceMaker>(module, "PieceMaker", nb::type_slots(collected<PieceMaker>()),
-                           "Makes short tensors of torch that are all alike, out of memory for many of them, their "
-                           "elements undefined.")
-        .def(nb::init<nb::object, int64_t>(), "like"_a, "length"_a,
-             nb::sig("def __init__(self, like: object, length: int) -> None"),
-             "like: a tensor of the same type, of 4 bytes, on the same device.")
+                           "Makes short int32 tensors of torch that are all alike, out of memory for many of them, "
+                           "their elements undefined.")
+        .def(nb::init<nb::handle, int64_t>(), "device"_a, "length"_a,
+             nb::sig("def __init__(self, device: object, length: int) -> None"))
         .def("__call__", &PieceMaker::make, "is_captured"_a,
              nb::sig("def __call__(self, is_captured: bool) -> typing.Any"),
              "is_captured: the current stream is being captured.");
@@ -269,19 +213,16 @@ void bind_torch_makers(nb::module_& module) {
 
 A memory serves again for the second-next tensor if no tensor lies in it any more, on the stream for which it was made;
 else new memory takes its place. Their elements are undefined.)")
-        .def(nb::init<nb::object, nb::object, nb::object>(), "like"_a, "sizes"_a, "strides"_a,
-             nb::sig("def __init__(self, like: object, sizes: tuple[int, ...], strides: tuple[int, ...]) -> None"),
-             "like: a tensor of the same type, on the same device.")
+        .def(
+            "__init__",
+            [](PairMaker* self, nb::handle dtype, nb::handle device, nb::tuple sizes, nb::handle strides) {
+                new (self) PairMaker(TensorForm::of(dtype, device, sizes, strides));
+            },
+            "dtype"_a, "device"_a, "sizes"_a, "strides"_a.none() = nb::none(), signature)
         .def("__call__", &PairMaker::make, "is_captured"_a,
              nb::sig("def __call__(self, is_captured: bool) -> typing.Any"),
              "is_captured: the current stream is being captured.")
         .def("clear", &PairMaker::clear, "Lets go of both memories.");
-    nb::class_<CopyMaker>(module, "CopyMaker", nb::type_slots(collected<CopyMaker>()),
-                          "Makes copies of one tensor of torch, on the current stream of its device; of a short one "
-                          "many at a time.")
-        .def(nb::init<nb::object>(), "tensor"_a, nb::sig("def __init__(self, tensor: object) -> None"),
-             "tensor: not written any more.")
-        .def("__call__", &CopyMaker::make_copy, nb::sig("def __call__(self) -> typing.Any"));
 }
 
 }  // namespace crossdock::python

@@ -7,15 +7,23 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "crossdock.h"
 
 namespace crossdock::python {
 
-// sizes and strides are tuples, strides in elements; dtype is torch's; like: any tensor of that type and device, which
-// makes the new one if this version of torch has no faster way or another device is current. device: -1 for the host.
+// sizes and strides are tuples, strides in elements; dtype is torch's; like: any tensor of that device, which makes the
+// new one if this version of torch has no faster way or another device is current. device: -1 for the host.
 nanobind::object new_tensor(nanobind::handle sizes, nanobind::handle strides, nanobind::handle dtype,
                             nanobind::handle like, int device);
+
+// torch's types.
+nanobind::handle torch_int32();
+nanobind::handle torch_bool();
+
+// Of a dense tensor.
+nanobind::object dense_strides(nanobind::handle sizes);
 
 // Whether that CUDA device is current for this thread; false if this version of torch has no fast way to ask.
 bool is_current(int device);
@@ -23,65 +31,46 @@ bool is_current(int device);
 // The current CUDA device; nullopt if this version of torch has no fast way to ask.
 std::optional<int> current_device();
 
+// What tensors that are all alike have in common. strides: None for dense ones.
+struct TensorForm {
+    nanobind::object dtype, like, sizes, strides;
+    int device;  // -1: the host
+
+    static TensorForm of(nanobind::handle dtype, nanobind::handle device, nanobind::handle sizes,
+                         nanobind::handle strides);
+    nanobind::object make() const { return new_tensor(sizes, strides, dtype, like, device); }
+};
+
 // crossdock._core.TensorMaker: makes tensors that are all alike.
 class TensorMaker {
   public:
-    // like: a tensor of torch of the same type, on the same device.
-    TensorMaker(nanobind::object like, nanobind::object sizes, nanobind::object strides);
-    nanobind::object make() const { return new_tensor(sizes_, strides_, dtype_, like_, device_); }
-    bool is_on_host() const { return device_ < 0; }
+    explicit TensorMaker(TensorForm form) : form_(std::move(form)) {}
+    nanobind::object make() const { return form_.make(); }
 
   private:
-    nanobind::object like_, dtype_, sizes_, strides_;
-    int device_;
+    TensorForm form_;
 };
 
-// crossdock._core.PieceMaker: makes short tensors of one dimension that are all alike, out of memory for many of them.
+// crossdock._core.PieceMaker: makes short int32 tensors of one dimension that are all alike, out of memory for many of
+// them.
 //
 // A view costs the host less than a way through torch's allocator. No piece is used again; the memory goes back to
 // torch with its last piece. It belongs to the stream on which it was allocated, as torch's tensors do, so another
 // stream gets other memory, and a capture, whose memory must be that of its graph, tensors of their own.
 class PieceMaker {
   public:
-    // like: a tensor of torch of the same type, on the same device, of 4 bytes an element.
-    PieceMaker(nanobind::object like, int64_t length);
-    virtual ~PieceMaker() = default;
+    PieceMaker(nanobind::handle device, int64_t length);
     // is_captured: the current stream is being captured.
     nanobind::object make(bool is_captured);
     int visit(visitproc visit, void* arg) const;
     void clear() { whole_.reset(); }
 
-  protected:
-    // sizes, strides: tuples, of a piece; step: elements from one to the next; num_pieces: of one memory, 0: none, all
-    // tensors are made alone.
-    PieceMaker(nanobind::object like, nanobind::object sizes, nanobind::object strides, int64_t step,
-               int64_t num_pieces);
-    virtual nanobind::object make_alone() const { return new_tensor(sizes_, strides_, dtype_, like_, device_); }
-    // What new memory holds before its first piece is given away. false: it can't be written.
-    virtual bool fill(nanobind::handle /*whole*/, cudaStream_t /*current*/) const { return true; }
-
-    nanobind::object like_;
-    int device_;
-    int64_t step_, num_pieces_;
-
   private:
-    nanobind::object dtype_, sizes_, strides_, whole_sizes_, whole_strides_, whole_;
-    int64_t next_ = 0;  // elements
+    TensorForm piece_, all_;
+    int64_t step_, num_elements_;  // from one piece to the next, and in all_
+    nanobind::object whole_;
+    int64_t next_ = 0;
     cudaStream_t stream_ = nullptr;
-};
-
-// crossdock._core.CopyMaker: copies one tensor. Short copies are made in batches of at most 1 MiB, freed with the maker
-// and the last copy: 1.4 to 2.4 instead of 6 µs per copy (one H100).
-class CopyMaker final : public PieceMaker {
-  public:
-    explicit CopyMaker(nanobind::object tensor);
-    nanobind::object make_copy();
-
-  private:
-    struct Form;
-    CopyMaker(nanobind::object tensor, const Form& form);
-    nanobind::object make_alone() const override { return like_.attr("clone")(); }
-    bool fill(nanobind::handle whole, cudaStream_t current) const override;
 };
 
 // crossdock._core.PairMaker: makes long tensors that are all alike, in two memories that serve in turn.
@@ -92,8 +81,7 @@ class CopyMaker final : public PieceMaker {
 // torch's allocator, on a CPU the pages of memory that is new to the process.
 class PairMaker {
   public:
-    // like: a tensor of torch of the same type, on the same device; sizes, strides: tuples.
-    PairMaker(nanobind::object like, nanobind::object sizes, nanobind::object strides);
+    explicit PairMaker(TensorForm form) : form_(std::move(form)) {}
     // is_captured: the current stream is being captured.
     nanobind::object make(bool is_captured);
     int visit(visitproc visit, void* arg) const;
@@ -110,8 +98,7 @@ class PairMaker {
     bool is_free(const Memory& memory, cudaStream_t stream) const;
     Memory new_memory(cudaStream_t stream) const;
 
-    nanobind::object like_, dtype_, sizes_, strides_;
-    int device_;
+    TensorForm form_;
     Memory memories_[2];
     int next_ = 0;
 };

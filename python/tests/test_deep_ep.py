@@ -15,7 +15,8 @@ from deep_ep_checks import Problem, arguments_of  # noqa: E402
 
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
-from crossdock.deep_ep import elastic_groups, layout  # noqa: E402
+from crossdock._core import count_routing  # noqa: E402
+from crossdock.deep_ep import elastic_groups  # noqa: E402
 from crossdock.deep_ep.normal import targets_of  # noqa: E402
 from crossdock.deep_ep.utils.math import (  # noqa: E402
     calc_diff,
@@ -94,7 +95,7 @@ def test_layout_counts_what_is_there(num_nodes: int) -> None:
     for tokens, topk, num_experts in ((0, 3, 8), (1, 1, 4), (33, 8, 12)):
         for dtype in (torch.int64, torch.int32):
             ids = torch.randint(-2, num_experts, (topk, tokens), generator=random).to(dtype).t()
-            per_rank, per_node, per_expert, is_in_rank = layout.counts_of(ids, num_experts, 4, num_nodes)
+            per_rank, per_node, per_expert, is_in_rank = count_routing(ids, num_experts, 4, num_nodes)
             is_chosen = ids.unsqueeze(2) == torch.arange(num_experts)
             by_rank = is_chosen.view(tokens, topk, 4, num_experts // 4).any(dim=(1, 3))
             assert torch.equal(per_expert, is_chosen.sum(dim=(0, 1)).int()) and torch.equal(is_in_rank, by_rank)

@@ -428,8 +428,8 @@ def test_every_rank_is_told_what_differs(what: str, largest_batch: int, monkeypa
 @pytest.mark.parametrize("most", [4, 600])
 def test_forms_without_sync_are_compared_by_kernels(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on GPUs, where ranks exchange a form once: if two known forms meet in one call, all ranks fail."""
-    agree = Elastic._agree_once
-    monkeypatch.setattr(Elastic, "_agree_once", lambda self, is_cpu, same: agree(self, False, same))
+    compare = Elastic._compare
+    monkeypatch.setattr(Elastic, "_compare", lambda self, form, is_cpu: compare(self, form, False))
     forms = [(2, 4), (3, 4)]
 
     def program(comm: ep.Communicator) -> None:

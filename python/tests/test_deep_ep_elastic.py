@@ -15,6 +15,7 @@ from deep_ep_checks import Problem  # noqa: E402
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
 from crossdock.deep_ep import elastic_groups  # noqa: E402
+from crossdock.deep_ep.streams import tensors_in  # noqa: E402
 from crossdock.deep_ep.utils.math import per_token_cast_back, per_token_cast_to_fp8  # noqa: E402
 
 RANKS = 3
@@ -228,14 +229,14 @@ def test_overlapped_calls_keep_what_handles_hold() -> None:
         buffer = buffer_of(comm, num_max_tokens_per_rank=40)
         kept: list[set[int]] = [set(), set()]
 
-        def run(device: Any, work: Any, inputs: Any, outputs: Any, *rest: Any) -> Any:
-            result = work()
-            for addresses, tensors in zip(kept, (inputs, outputs(result)), strict=True):
+        def run(device: Any, work: Any, arguments: Any, *rest: Any) -> Any:
+            result = work(*arguments)
+            for addresses, value in zip(kept, (arguments, result), strict=True):
                 addresses.clear()
-                addresses.update(tensor.data_ptr() for tensor in tensors if tensor is not None)
+                addresses.update(tensor.data_ptr() for tensor in tensors_in(value))
             return result, deep_ep.EventOverlap()
 
-        buffer.runtime.turns.run = run
+        buffer.runtime.stream.run = run
         overlapped = {"async_with_compute_stream": True}
         for do_expand in (False, True):
             fresh = {"num_experts": problem.num_experts, "do_expand": do_expand, **overlapped}
@@ -282,7 +283,7 @@ def test_wrong_use() -> None:
             (lambda: dispatch(x, handle=handle, num_experts=2), "num_experts is 2, the handle's is 4"),
             (lambda: dispatch(x, handle=(1, 2)), "handle is of type tuple, expected an EPHandle"),
             (lambda: other.combine(rows, handle), "handle is of another buffer"),
-            (lambda: buffer.combine(rows[1:], handle), "x is .* the rows of dispatch"),
+            (lambda: buffer.combine(rows[1:], handle), "x is .* the rows that dispatch returned"),
             (lambda: buffer.combine(rows, handle, rows.float()), r"topk_weights is .*, expected \[\d+, 3\]"),
             (lambda: other.dispatch(x, ids, num_experts=num, do_cpu_sync=False), "allowed without CPU sync: 1"),
             (lambda: other.destroy(), "explicitly_destroy is False"),

@@ -15,7 +15,7 @@ from test_deep_ep import buffer_of  # noqa: E402
 
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
-from crossdock.deep_ep import tags  # noqa: E402
+from crossdock.deep_ep import rows as carried  # noqa: E402
 from crossdock.deep_ep.low_latency import explained  # noqa: E402
 from crossdock.deep_ep.ranks import Ranks  # noqa: E402
 from crossdock.deep_ep.utils import math, testing  # noqa: E402
@@ -186,9 +186,9 @@ def test_ranks_that_wait_are_told_of_shapes() -> None:
     assert "different num_max_dispatch_tokens_per_rank or num_experts" in str(error)
     assert str(explained(ep.RemoteError("in LL combine"))) == "in LL combine"
     overflow = ep.InvalidUsage("the group has failed: 9 rows came to rank 1, whose max_recv_tokens_per_rank is 8")
-    assert str(tags.explained(overflow)).endswith("is 8; here that is num_worst_tokens")
+    assert str(carried.explained(overflow)).endswith("is 8; here that is num_worst_tokens")
     sms = "the number of SMs (crossdockHandleSetSms) is 20 on rank 0, 24 on rank 1; all ranks must pass the same"
-    assert str(tags.explained(ep.InvalidUsage(sms))).startswith("num_sms is 20 on rank 0, 24 on rank 1;")
+    assert str(carried.explained(ep.InvalidUsage(sms))).startswith("num_sms is 20 on rank 0, 24 on rank 1;")
 
 
 def test_arguments_of_other_builds() -> None:

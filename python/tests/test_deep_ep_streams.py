@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
-from crossdock.deep_ep import events, streams, turns  # noqa: E402
+from crossdock.deep_ep import events, streams  # noqa: E402
 from crossdock.deep_ep.events import EventHandle, EventOverlap  # noqa: E402
 
 DEVICE = torch.device("cuda", 0)
@@ -89,36 +89,36 @@ class Cuda:
 @pytest.fixture(autouse=True)
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fake = SimpleNamespace(cuda=Cuda, device=torch.device, Tensor=torch.Tensor)
-    for module in (events, turns, streams):
+    for module in (events, streams):
         monkeypatch.setattr(module, "torch", fake)
-    monkeypatch.setattr(streams, "current_stream_address", lambda index: Cuda.current.cuda_stream)
-    monkeypatch.setattr(streams, "_known", {})
+    monkeypatch.setattr(events, "current_stream_address", lambda index: Cuda.current.cuda_stream)
+    monkeypatch.setattr(events, "_known_streams", {})
     # torch has to do it.
-    monkeypatch.setattr(turns, "order_streams", lambda device, waiting, before: False)
+    monkeypatch.setattr(streams, "order_streams", lambda device, waiting, before: False)
     monkeypatch.setattr(EventHandle, "record", lambda event, device, stream: False)
     Cuda.log, Cuda.current, Cuda.is_captured, Event.num = [], Cuda.main, False, 0
     yield
     assert Cuda.current is Cuda.main
 
 
-def work() -> Any:
+def work(*arguments: Any) -> Any:
     Cuda.log.append(f"work on {Cuda.current.name}")
     return tensor(2)
 
 
 def run(to: Any, previous: Any = None, is_async: bool = False, further: Any = None) -> tuple[EventOverlap, list[str]]:
     Cuda.log = []
-    _, overlap = to.run(DEVICE, work, [tensor(1), None], lambda made: [made], previous, is_async, further)
+    _, overlap = to.run(DEVICE, work, (tensor(1), None), previous, is_async, further)
     return overlap, Cuda.log
 
 
 def test_a_call_with_nothing_to_overlap_is_the_callers() -> None:
-    overlap, log = run(turns.Turns(), EventOverlap())
+    overlap, log = run(streams.CommStream(), EventOverlap())
     assert log == ["work on main"] and overlap.event is None and Event.num == 0
 
 
 def test_an_asynchronous_call_follows_the_caller_who_waits_when_asked() -> None:
-    to = turns.Turns()
+    to = streams.CommStream()
     for _ in range(2):
         overlap, log = run(to, is_async=True)
         assert log == ["own waits for main after 0", "work on own", "main uses 2"]
@@ -140,7 +140,7 @@ def test_an_asynchronous_call_follows_the_caller_who_waits_when_asked() -> None:
 
 
 def test_an_event_stands_for_the_caller_and_a_further_one_comes_beside() -> None:
-    to, early = turns.Turns(), EventHandle(Cuda.side)
+    to, early = streams.CommStream(), EventHandle(Cuda.side)
     _, log = run(to, EventOverlap(early), further=EventHandle(Cuda.main))
     assert log[:3] == ["own waits for side after 0", "own waits for main after 0", "work on own"]
     assert log[-1] == "main waits for own after 1"
@@ -150,7 +150,7 @@ def test_an_event_stands_for_the_caller_and_a_further_one_comes_beside() -> None
 
 def test_the_stream_comes_back_where_work_fails() -> None:
     with pytest.raises(ZeroDivisionError):
-        turns.Turns().run(DEVICE, lambda: 1 // 0, [], lambda made: [made], None, True)
+        streams.CommStream().run(DEVICE, lambda: 1 // 0, (), None, True)
 
 
 def test_a_hook_runs_on_the_stream_of_its_call() -> None:

@@ -62,20 +62,17 @@ def test_routing_on_the_host() -> None:
     assert largest_id(ids) == 3 and largest_id(ids.int().t()) == 3 and largest_id(ids[2:]) == -1
     assert largest_id(ids[:0]) == -1 and largest_id(ids.float()) is None and largest_id(ids.to("meta")) is None
 
-    def counted(num_experts: int) -> tuple[int | None, list[object]]:
-        ranks, nodes, experts = (torch.full((size,), 9, dtype=torch.int32) for size in (2, 1, num_experts))
-        mask = torch.ones(3, 2, dtype=torch.bool)
-        largest = count_routing(ids, 2, ranks, nodes, experts, mask)
-        return largest, [tensor.tolist() for tensor in (ranks, nodes, experts, mask)]
-
-    assert counted(4) == (3, [[1, 2], [2], [1, 0, 0, 2], [[True, True], [False, True], [False, False]]])
-    assert counted(2)[0] == 3
+    for num_nodes, per_node in ((1, None), (2, [1, 2])):
+        ranks, nodes, experts, mask = count_routing(ids, 4, 2, num_nodes)
+        assert ranks.tolist() == [1, 2] and experts.tolist() == [1, 0, 0, 2]
+        assert mask.tolist() == [[True, True], [False, True], [False, False]]
+        assert (nodes if nodes is None else nodes.tolist()) == per_node
+    twice = torch.tensor([[1, 1]])
+    assert [count_routing(twice, 2, 1, 1, distinct)[2].tolist() for distinct in (False, True)] == [[0, 2], [0, 1]]
     with pytest.raises(ep.InvalidArgument, match="num_experts is 5, allowed: positive multiples of num_ranks"):
-        counted(5)
-    with pytest.raises(ep.InvalidArgument, match=r"per_rank is \[2\] of torch.float64 on cpu, expected elements"):
-        count_routing(ids, 1, torch.zeros(2).double(), None, torch.zeros(4).int(), torch.zeros(3, 2).bool())
-    with pytest.raises(ep.InvalidArgument, match=r"is_in_rank is \[2, 2\] of torch.bool on cpu, expected .* 6 "):
-        count_routing(ids, 1, torch.zeros(2).int(), None, torch.zeros(4).int(), torch.zeros(2, 2).bool())
+        count_routing(ids, 5, 2)
+    with pytest.raises(ep.InvalidArgument, match=r"topk_idx is \[3, 2\] of torch.float32 on cpu, expected .* of int64"):
+        count_routing(ids.float(), 4, 2)
 
 
 def test_bytes_of_the_host() -> None:

@@ -25,7 +25,7 @@ from crossdock.deep_ep.elastic import (
     get_physical_domain_size,
 )
 from crossdock.deep_ep.events import EventHandle, EventOverlap
-from crossdock.deep_ep.layout import topk_idx_t
+from crossdock.deep_ep.checks import topk_idx_t
 from crossdock.deep_ep.legacy import Buffer
 
 __version__ = VERSION

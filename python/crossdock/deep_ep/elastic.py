@@ -8,17 +8,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from crossdock._core import Communicator, Forms, no_event
+from crossdock._core import Communicator
 from crossdock.copies import Shared
-from crossdock.deep_ep import layout
+from crossdock.deep_ep.checks import INT32_MAX, biases_of, check_count, check_routing, check_x, is_tensor, is_whole
 from crossdock.deep_ep.config import align
-from crossdock.deep_ep.elastic_dispatch import Call, Elastic, EPHandle
-from crossdock.deep_ep.errors import require, require_state
+from crossdock.deep_ep.elastic_dispatch import DispatchForm, Elastic
+from crossdock.deep_ep.errors import refuse, require, require_state
 from crossdock.deep_ep.events import EventHandle, EventOverlap
-from crossdock.deep_ep.layout import INT32_MAX, describe
-from crossdock.deep_ep.normal import Tokens, biases_of
+from crossdock.deep_ep.handles import EPHandle
 from crossdock.deep_ep.ranks import ELASTIC_BUFFER, Ranks, hosts_of, size_of
-from crossdock.deep_ep.turns import Turns, overlaps
+from crossdock.deep_ep.streams import CommStream, Event
 
 __all__ = ["EPHandle", "ElasticBuffer", "get_logical_domain_size", "get_physical_domain_size"]
 
@@ -28,15 +27,13 @@ LARGEST_TOPK = 32  # what sizes are for where num_topk is not said
 # (docs/performance.md).
 NUM_SMS = {True: 24, False: 32}
 
-Event = EventHandle | EventOverlap | None
-
 
 class Runtime:
     """The resources of an ElasticBuffer until it is destroyed."""
 
     def __init__(self, group: Any, rounds_between: bool) -> None:
         self.ranks = Ranks(group, None, ELASTIC_BUFFER, rounds_between)
-        self.turns = Turns()
+        self.stream = CommStream()
         self.elastic = Elastic(self.ranks, rounds_between)
 
     def close(self) -> None:
@@ -78,7 +75,7 @@ class ElasticBuffer(Shared):
         require(group is not None, "group is None, expected a ProcessGroup")
         _check_sizes(num_max_tokens_per_rank, hidden, num_topk)
         if num_bytes is not None:
-            layout.check_count("num_bytes", num_bytes, 0, "0 and more, or None")
+            check_count("num_bytes", num_bytes, 0, "0 and more, or None")
         self.group = group
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
         self.deterministic = deterministic
@@ -98,7 +95,6 @@ class ElasticBuffer(Shared):
                 allow_multiple_reduction,
             )
         self.runtime: Runtime | None = Runtime(group, allow_multiple_reduction)
-        self._routing_forms = Forms()  # that have been found right
         ranks = self.runtime.ranks
         self.rank_idx, self.num_ranks = ranks.rank, ranks.size
         self.num_scaleout_ranks, self.num_scaleup_ranks = 1, ranks.size
@@ -141,7 +137,7 @@ class ElasticBuffer(Shared):
         return max(4, min(usual, there // 2 * 2))
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
-        layout.check_count("num_sms", num_sms, 0)
+        check_count("num_sms", num_sms, 0)
         return max(1, num_sms // 2)
 
     @staticmethod
@@ -156,8 +152,7 @@ class ElasticBuffer(Shared):
         return self.runtime
 
     def get_comm_stream(self) -> torch.cuda.Stream:
-        require_state(torch.cuda.is_available(), "there is no CUDA device, and no stream on CPUs")
-        return self._open().turns.stream(torch.device("cuda", torch.cuda.current_device()))
+        return self._open().stream.of_current_device()
 
     def get_physical_domain_size(self) -> tuple[int, int]:
         """(nodes, ranks per node)."""
@@ -210,156 +205,63 @@ class ElasticBuffer(Shared):
         Returns (recv_x, recv_topk_idx, recv_topk_weights, handle, event).
         """
         runtime = self._open()
-        if num_sms != 0:
-            layout.check_count("num_sms", num_sms, 0, most=INT32_MAX)
-        require(not do_zero_padding or do_expand, "do_zero_padding is True and do_expand False, allowed: both True")
-        is_bare = previous_event is None and previous_event_before_epilogue is None and not async_with_compute_stream
-        key = num_experts, num_max_tokens_per_rank, self.num_max_tokens_per_rank, expert_alignment, num_sms, do_expand
-        if is_bare and handle is None and do_cpu_sync is False:
-            options = bool(do_handle_copy), bool(do_zero_padding), bool(use_tma_aligned_col_major_sf)
-            tensors = x, topk_idx, topk_weights, cumulative_local_expert_recv_stats
-            made = runtime.elastic.dispatch_known(*tensors, options, *key)
-            if made is not None:
-                return *made, no_event()
-        events = previous_event, previous_event_before_epilogue
-        has_event = async_with_compute_stream or events != (None, None)
-        is_alone = not has_event or not (
-            overlaps(previous_event, async_with_compute_stream) or _delays_epilogue(previous_event_before_epilogue)
-        )
-        statistics = cumulative_local_expert_recv_stats
+        values, scales = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
         do_expand, do_zero_padding = bool(do_expand), bool(do_zero_padding)
-        tokens = Tokens.of(x)
-        call = Call(
-            tokens,
-            topk_weights,
-            statistics,
-            do_expand,
-            do_zero_padding,
-            bool(use_tma_aligned_col_major_sf),
-        )
-        if handle is not None:
-            self._check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, do_expand)
-            self._check_routing(handle.topk_idx, topk_weights, tokens, call.statistics, handle.num_experts)
-            runtime.elastic.lease_of(handle)
-            known, also_read = handle, handle.read_again()
-
-            def work() -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
-                return runtime.elastic.dispatch_again(call, known, num_sms)
-
-        else:
-            require(topk_idx is not None, "topk_idx is None, expected [tokens, top-k] (or a handle)")
-            require(num_experts is not None, "num_experts is None, expected a number (or a handle)")
-            assert topk_idx is not None and num_experts is not None
-            self._check_routing(topk_idx, topk_weights, tokens, call.statistics, num_experts)
-            layout.check_values(topk_idx, num_experts)
-            alignment = 1 if expert_alignment is None else expert_alignment
-            fits = layout.is_whole(alignment, 1, INT32_MAX)
-            require(fits, lambda: f"expert_alignment is {alignment!r}, allowed: 1..{INT32_MAX}")
+        statistics, settings = cumulative_local_expert_recv_stats, (do_zero_padding, bool(use_tma_aligned_col_major_sf))
+        require(not do_zero_padding or do_expand, "do_zero_padding is True and do_expand False, allowed: both True")
+        events = previous_event, async_with_compute_stream, previous_event_before_epilogue
+        if handle is None:
+            is_exact = do_cpu_sync is None or bool(do_cpu_sync)
             most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
-            layout.check_count("num_max_tokens_per_rank", most, 0, most=INT32_MAX)
-            is_exact = do_cpu_sync is None or do_cpu_sync
-            require(is_exact or most > 0, "num_max_tokens_per_rank is 0, allowed without CPU sync: 1 and more")
-            if most == 0:
-                most = tokens.values.shape[0]
-            require(
-                tokens.values.shape[0] <= most,
-                lambda: f"x has {tokens.values.shape[0]} rows, allowed: at most num_max_tokens_per_rank ({most})",
-            )
-            ids, experts = topk_idx, num_experts
-            also_read = []
-            sms = num_sms or self.get_theoretical_num_sms(experts, topk_idx.shape[1])
+            numbers = num_experts, most, expert_alignment, num_sms, do_expand, is_exact
+            arguments = values, scales, topk_idx, topk_weights, statistics, *numbers
+            form = runtime.elastic.groups.forms.find(*arguments)
+            if form is None:
+                form = self._form_of(*arguments)
+                runtime.elastic.groups.forms.keep(form, *arguments)
+            given = form, values, scales, topk_idx, topk_weights, statistics, bool(do_handle_copy), *settings
+            made, event = runtime.stream.run(values.device, runtime.elastic.dispatch, given, *events)
+        else:
+            _check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, do_expand)
+            _check_sms(num_sms)
+            check_x(values, scales)
+            runtime.elastic.lease_of(handle)
+            check_routing(handle._lease.topk_idx, topk_weights, statistics, values, handle.num_experts, self.num_ranks)
+            again = handle, values, scales, topk_weights, statistics, num_sms, *settings
+            made, event = runtime.stream.run(values.device, runtime.elastic.dispatch_again, again, *events)
+        return *made, event
 
-            def work() -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
-                made, fresh = runtime.elastic.dispatch(
-                    call, ids, bool(do_handle_copy), experts, most, alignment, sms, is_exact
-                )
-                if fresh is not None:
-                    runtime.elastic.keep(fresh, x, ids, topk_weights, statistics, *key)
-                return made
-
-        if is_alone:
-            return *work(), EventOverlap()
-        result, event = runtime.turns.run(
-            tokens.values.device,
-            work,
-            [tokens.values, tokens.scales, topk_idx, topk_weights, call.statistics, *also_read],
-            lambda made: [*(made[0] if isinstance(made[0], tuple) else (made[0],)), *made[1:3], *made[3].tensors()],
-            previous_event,
-            async_with_compute_stream,
-            previous_event_before_epilogue,
-        )
-        return *result, event
-
-    def _check_again(
+    def _form_of(
         self,
-        handle: EPHandle,
-        topk_idx: torch.Tensor | None,
-        do_cpu_sync: bool | None,
-        num_experts: int | None,
-        expert_alignment: int | None,
+        x: Any,
+        scales: Any,
+        topk_idx: Any,
+        topk_weights: Any,
+        statistics: Any,
+        num_experts: Any,
+        most: Any,
+        expert_alignment: Any,
+        num_sms: Any,
         do_expand: bool,
-    ) -> None:
-        if (
-            isinstance(handle, EPHandle)
-            and topk_idx is None
-            and not do_cpu_sync
-            and num_experts in (None, handle.num_experts)
-            and expert_alignment in (None, handle.expert_alignment)
-            and do_expand == handle.do_expand
-        ):
-            return
-        require(
-            isinstance(handle, EPHandle), lambda: f"handle is of type {type(handle).__name__}, expected an EPHandle"
-        )
-        require(topk_idx is None, "topk_idx is not allowed with a handle, which has the routing")
-        require(not do_cpu_sync, "do_cpu_sync is True, allowed with a handle: False")
-        require(
-            num_experts is None or num_experts == handle.num_experts,
-            lambda: f"num_experts is {num_experts}, the handle's is {handle.num_experts}",
-        )
-        require(
-            expert_alignment is None or expert_alignment == handle.expert_alignment,
-            lambda: f"expert_alignment is {expert_alignment}, the handle's is {handle.expert_alignment}",
-        )
-        require(do_expand == handle.do_expand, lambda: f"do_expand is {do_expand}, the handle's is {handle.do_expand}")
-
-    def _check_routing(
-        self,
-        topk_idx: torch.Tensor,
-        topk_weights: torch.Tensor | None,
-        tokens: Tokens,
-        statistics: torch.Tensor | None,
-        num_experts: int,
-    ) -> None:
-        """Checks everything except the values of topk_idx."""
-        form = topk_idx, topk_weights, tokens.values, statistics, num_experts
-        if self._routing_forms.find(*form) is not None:
-            return
-        layout.check_count("num_experts", num_experts, 1)
-        layout.check_form(topk_idx, num_experts, self.num_ranks)
-        others = {
-            "topk_idx": topk_idx,
-            "topk_weights": topk_weights,
-            "cumulative_local_expert_recv_stats": statistics,
-        }
-        for name, tensor in others.items():
-            if tensor is not None:
-                layout.check_tensor(name, tensor)
-                layout.check_memory(name, tensor, tokens.values.device)
-        require(
-            topk_idx.shape[0] == tokens.values.shape[0],
-            lambda: f"x has {tokens.values.shape[0]} rows, expected those of topk_idx: {topk_idx.shape[0]}",
-        )
-        require(
-            topk_weights is None or (topk_weights.shape == topk_idx.shape and topk_weights.dtype == torch.float32),
-            lambda: f"topk_weights is {describe(topk_weights)}, expected {list(topk_idx.shape)} of torch.float32",
-        )
-        local = num_experts // self.num_ranks
-        require(
-            statistics is None or (tuple(statistics.shape) == (local,) and statistics.dtype == torch.int32),
-            lambda: f"cumulative_local_expert_recv_stats is {describe(statistics)}, expected [{local}] of torch.int32",
-        )
-        self._routing_forms.keep(True, *form)
+        is_exact: bool,
+    ) -> DispatchForm:
+        """Checks the arguments of a fresh dispatch, all but the values. most: num_max_tokens_per_rank."""
+        _check_sms(num_sms)
+        check_x(x, scales)
+        require(topk_idx is not None, "topk_idx is None, expected [tokens, top-k] (or a handle)")
+        require(num_experts is not None, "num_experts is None, expected a number (or a handle)")
+        check_routing(topk_idx, topk_weights, statistics, x, num_experts, self.num_ranks)
+        alignment = 1 if expert_alignment is None else expert_alignment
+        fits = is_whole(alignment, 1, INT32_MAX)
+        require(fits, lambda: f"expert_alignment is {alignment!r}, allowed: 1..{INT32_MAX}")
+        check_count("num_max_tokens_per_rank", most, 0, most=INT32_MAX)
+        require(is_exact or most > 0, "num_max_tokens_per_rank is 0, allowed without CPU sync: 1 and more")
+        num_tokens = x.shape[0]
+        fits = most == 0 or num_tokens <= most
+        require(fits, lambda: f"x has {num_tokens} rows, allowed: at most num_max_tokens_per_rank ({most})")
+        sms = num_sms or self.get_theoretical_num_sms(num_experts, topk_idx.shape[1])
+        numbers = do_expand, num_experts, alignment, most or num_tokens, sms, is_exact
+        return self._open().elastic.form_of(x, scales, topk_idx, topk_weights, *numbers)
 
     def combine(
         self,
@@ -379,35 +281,39 @@ class ElasticBuffer(Shared):
         Returns (combined_x [T, H], combined_topk_weights [T, K] or None, event).
         """
         runtime = self._open()
-        if num_sms != 0:
-            layout.check_count("num_sms", num_sms, 0, most=INT32_MAX)
-        biases = biases_of(bias)
-        layout.check_tensor("x", x)
-        if not (
-            overlaps(previous_event, async_with_compute_stream) or _delays_epilogue(previous_event_before_epilogue)
-        ):
-            return *runtime.elastic.combine(x, handle, topk_weights, biases, num_sms), EventOverlap()
-        runtime.elastic.lease_of(handle)
-        result, event = runtime.turns.run(
-            x.device,
-            lambda: runtime.elastic.combine(x, handle, topk_weights, biases, num_sms),
-            [x, topk_weights, *biases, *handle.read_again()],
-            lambda made: made,
-            previous_event,
-            async_with_compute_stream,
-            previous_event_before_epilogue,
-        )
-        return *result, event
+        _check_sms(num_sms)
+        is_tensor("x", x)
+        arguments = x, handle, topk_weights, biases_of(bias), num_sms
+        events = previous_event, async_with_compute_stream, previous_event_before_epilogue
+        (sums, weights), event = runtime.stream.run(x.device, runtime.elastic.combine, arguments, *events)
+        return sums, weights, event
 
 
 def _check_sizes(num_max_tokens_per_rank: int, hidden: int, num_topk: int) -> None:
-    layout.check_count("num_max_tokens_per_rank", num_max_tokens_per_rank, 0)
-    layout.check_count("hidden", hidden, 0)
-    layout.check_count("num_topk", num_topk, 0)
+    check_count("num_max_tokens_per_rank", num_max_tokens_per_rank, 0)
+    check_count("hidden", hidden, 0)
+    check_count("num_topk", num_topk, 0)
 
 
-def _delays_epilogue(event: Event) -> bool:
-    return overlaps(event, False, "previous_event_before_epilogue")
+def _check_sms(num_sms: Any) -> None:
+    if num_sms != 0:
+        check_count("num_sms", num_sms, 0, most=INT32_MAX)
+
+
+def _check_again(
+    handle: Any, topk_idx: Any, do_cpu_sync: Any, num_experts: Any, expert_alignment: Any, do_expand: Any
+) -> None:
+    """What a cached dispatch passes beside its rows."""
+    if not isinstance(handle, EPHandle):
+        refuse(f"handle is of type {type(handle).__name__}, expected an EPHandle that a dispatch returned")
+    require(topk_idx is None, "topk_idx is not allowed with a handle, which has the routing")
+    require(not do_cpu_sync, "do_cpu_sync is True, allowed with a handle: False")
+    if num_experts not in (None, handle.num_experts):
+        refuse(f"num_experts is {num_experts}, the handle's is {handle.num_experts}")
+    if expert_alignment not in (None, handle.expert_alignment):
+        refuse(f"expert_alignment is {expert_alignment}, the handle's is {handle.expert_alignment}")
+    if do_expand != handle.do_expand:
+        refuse(f"do_expand is {do_expand}, the handle's is {handle.do_expand}")
 
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:

@@ -7,9 +7,8 @@ on high-throughput groups, through whose rings rows of any number pass. Results 
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,18 +18,25 @@ from crossdock._core import (
     ElasticPlan,
     Forms,
     Layout,
+    PieceMaker,
     elastic_combine,
     elastic_dispatch,
     elastic_dispatch_again,
 )
-from crossdock.deep_ep import rows as carried
-from crossdock.deep_ep import tags
 from crossdock.deep_ep.config import align
-from crossdock.deep_ep.errors import require_state, translated
+from crossdock.deep_ep.errors import refuse, require, require_state
 from crossdock.deep_ep.groups import PooledGroup, is_capturing
-from crossdock.deep_ep.makers import makers_of, piece_maker
 from crossdock.deep_ep.ranks import Ranks
-from crossdock.deep_ep.scales import empty_scales
+from crossdock.deep_ep.rows import (
+    UNIT,
+    as_carried,
+    explained,
+    from_carried,
+    padded_bytes,
+    row_bytes_of,
+    tag_of_combine,
+    tag_of_dispatch,
+)
 from crossdock.errors import Error
 
 LARGEST_BATCH = 512  # tokens of a rank
@@ -42,11 +48,8 @@ MOST_EXPERTS = 32767
 SMALLEST_TOKENS = {Algorithm.LOW_LATENCY: 32, Algorithm.HIGH_THROUGHPUT: 128}
 SMALLEST_TOPK = 8
 
-_DIFFERENT_WEIGHTS = re.compile(r"whether topk_weights travel is (no|yes) on rank (\d+), (no|yes) on rank (\d+)")
 
-
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """Of a dispatch: what its group and its handles are made for, the same on all ranks."""
 
     device: torch.device
@@ -61,14 +64,21 @@ class Kind:
     own_weights: bool = False  # received weights of other ranks' experts are 0
 
 
-@dataclass
-class _Pool:
+class _Pool(NamedTuple):
     """A pool, and the sizes that it was made for."""
 
     pool: PooledGroup
     tokens: int
     row_bytes: int
     topk: int
+
+
+def call(operation: Callable[..., Any], *arguments: Any) -> Any:
+    """What the operation returns, or its error as callers of this package know it."""
+    try:
+        return operation(*arguments)
+    except Error as error:
+        raise explained(error) from error
 
 
 class ElasticGroups:
@@ -80,7 +90,7 @@ class ElasticGroups:
         self._plans: dict[Kind, ElasticPlan] = {}
         self._made: list[PooledGroup] = []
         self._is_one_team: dict[str, bool] = {}  # whether all ranks are one LSA team, by type of device
-        self.dispatches = Forms()  # that need nothing but the call: what Elastic knows of them
+        self.forms = Forms()  # of dispatches, with what follows from each while these groups serve
         self._sums = Forms()  # rows that return as they are, with what a group carries: their tags
 
     def plan(self, kind: Kind) -> ElasticPlan:
@@ -94,7 +104,6 @@ class ElasticGroups:
             pool = self._pool(kind, Algorithm.HIGH_THROUGHPUT)
         assert pool is not None
         device, ranks = kind.device, self.ranks.size
-        of_ranks, of_experts = piece_maker(device, ranks), piece_maker(device, kind.num_experts // ranks)
         plan = ElasticPlan(
             pool,
             pool.free(kind.topk),
@@ -104,9 +113,8 @@ class ElasticGroups:
             kind.origin_stride,
             kind.by_expert,
             kind.own_weights,
-            makers_of(device).int32(1),
-            of_ranks,
-            of_experts,
+            PieceMaker(device, ranks),
+            PieceMaker(device, kind.num_experts // ranks),
         )
         return self._plans.setdefault(kind, plan)
 
@@ -170,44 +178,39 @@ class ElasticGroups:
             free.append(handle)
         self._pools[key] = _Pool(pool, tokens, row_bytes, topk)
         self._plans.clear()  # of the group before
-        self.dispatches.clear()
+        self.forms.clear()
         return pool
 
-    def owns(self, lease: ElasticLease) -> bool:
-        return lease.plan.pool.owner is self
-
-    def dispatch_known(self, plan: ElasticPlan, *arguments: Any) -> tuple[Any, ...]:
-        """elastic_dispatch of rows as they are."""
-        try:
-            return elastic_dispatch(plan, *arguments)
-        except Error as error:
-            raise explained(error) from error
+    def expect_own(self, lease: object, handle: object, kind: str) -> ElasticLease:
+        """The lease of a handle; kind: what that should be."""
+        if not isinstance(lease, ElasticLease):
+            refuse(f"handle is of type {type(handle).__name__}, expected {kind}")
+        is_own = lease.plan.pool.owner is self
+        require_state(is_own, "handle is of another buffer: pass it to the buffer whose dispatch returned it")
+        return lease
 
     def dispatch(
         self,
         plan: ElasticPlan,
+        is_carried: bool,
         x: torch.Tensor,
         scales: torch.Tensor | None,
         topk_idx: torch.Tensor,
         weights: torch.Tensor | None,
         statistics: torch.Tensor | None,
-        num_rows: int,
-        num_sources: int,
-        num_sms: int,
-        *settings: bool,
-    ) -> tuple[Any, ...]:
-        """elastic_dispatch of rows of any type."""
-        rows = carried.as_carried(x)
-        tag = tags.of_dispatch(x, scales, rows is x)
-        weights = None if weights is None else weights.contiguous()
-        arguments = weights, statistics, num_rows, num_sources, num_sms, tag, *settings
-        try:
-            came, *rest = elastic_dispatch(plan, rows, scales, topk_idx.contiguous(), *arguments)
-        except Error as error:
-            raise explained(error) from error
-        return carried.from_carried(came, x.shape[1], x.dtype), *rest
+        *numbers: int,
+    ) -> Any:
+        """elastic_dispatch of rows of any type and length, and of choices and weights of any strides.
 
-    def send_again(
+        is_carried: all of them are as groups carry them.
+        """
+        if is_carried:
+            return call(elastic_dispatch, plan, x, scales, topk_idx, weights, statistics, *numbers)
+        routing = topk_idx.contiguous(), _dense(weights), statistics
+        came, *others = call(elastic_dispatch, plan, as_carried(x), scales, *routing, *numbers)
+        return from_carried(came, x), *others
+
+    def dispatch_again(
         self,
         lease: ElasticLease,
         x: torch.Tensor,
@@ -215,93 +218,80 @@ class ElasticGroups:
         weights: torch.Tensor | None,
         statistics: torch.Tensor | None,
         num_sms: int,
-        zero_padding: bool,
-        column_major: bool,
-    ) -> tuple[Any, ...]:
-        """x of any type and length along the routing of the lease: (rows, scales, ids, weights)."""
+        zero_padding: bool = False,
+        column_major: bool = False,
+    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None]:
+        """x of any type and length along the routing of the lease: (recv_x as x is, ids, weights)."""
+        expected, given = lease.num_tokens, x.shape[0]
+        require(
+            given == expected,
+            lambda: f"x has {given} rows, expected those of the dispatch that made the handle: {expected}",
+        )
+        is_there = x.device == lease.topk_idx.device
+        require(is_there, lambda: f"x is on device {x.device}, expected {lease.topk_idx.device}, as the handle")
+        tag, weights, rows = tag_of_dispatch(x, scales), _dense(weights), as_carried(x)
+        beside = 0 if scales is None else align(row_bytes_of(scales), UNIT)
         capacity = lease.plan.pool.row_bytes
-        weights = None if weights is None else weights.contiguous()
-        rows = carried.as_carried(x)
-        tag = tags.of_dispatch(x, scales, rows is x)
-        row_bytes = carried.padded_bytes(x.shape[1] * x.element_size())
-        beside = 0 if scales is None else align(scales.shape[1] * scales.element_size(), carried.UNIT)
-        try:
-            if row_bytes + beside <= capacity:
-                settings = num_sms, tag, zero_padding, column_major
-                came, *rest = elastic_dispatch_again(lease, rows, scales, weights, statistics, *settings)
-                return carried.from_carried(came, x.shape[1], x.dtype), *rest
+        if padded_bytes(row_bytes_of(x)) + beside <= capacity:
+            settings = num_sms, tag, zero_padding, column_major
+            arguments = rows, scales, weights, statistics, *settings
+            came, sf, ids, returned = call(elastic_dispatch_again, lease, *arguments)
+        else:
             # In pieces; what goes along goes with the first.
-            found: list[list[torch.Tensor]] = [[], []]  # pieces of rows, and of scales
-            ids = returned = None
-            along: tuple[Any, Any] = weights, statistics
-            settings = num_sms, tag, zero_padding, False
-            beside_rows = None if scales is None else carried.as_carried(scales.contiguous())
-            for part, pieces in zip((rows, beside_rows), found, strict=True):
-                if part is None:
-                    continue
-                for piece in part.split(capacity // carried.UNIT * carried.UNIT // part.element_size(), dim=1):
-                    sent = elastic_dispatch_again(lease, piece.contiguous(), None, *along, *settings)
-                    if not found[0]:
-                        ids, returned = sent[2:]
-                    pieces.append(sent[0])
-                    along = None, None
-        except Error as error:
-            raise explained(error) from error
-        received = carried.from_carried(torch.cat(found[0], dim=1), x.shape[1], x.dtype)
-        sf = None
-        if scales is not None:
-            sf = carried.from_carried(torch.cat(found[1], dim=1), scales.shape[1], scales.dtype)
-            if column_major:
-                sf = empty_scales(sf, sf.shape[0], True).copy_(sf)
-        return received, sf, ids, returned
+            parts = [rows] if scales is None else [rows, as_carried(scales.contiguous())]
+            pieces = [part.split(capacity // UNIT * UNIT // part.element_size(), dim=1) for part in parts]
+            sent = []
+            for piece in (piece.contiguous() for of_part in pieces for piece in of_part):
+                along = (None, None) if sent else (weights, statistics)
+                arguments = piece, None, *along, num_sms, tag, zero_padding, False
+                sent.append(call(elastic_dispatch_again, lease, *arguments))
+            _, _, ids, returned = sent[0]
+            came = torch.cat([piece for piece, *_ in sent[: len(pieces[0])]], dim=1)
+            sf = None
+            if scales is not None:
+                beside_rows = torch.cat([piece for piece, *_ in sent[len(pieces[0]) :]], dim=1)
+                sf = _in_order(from_carried(beside_rows, scales), column_major)
+        received = from_carried(came, x)
+        return received if sf is None else (received, sf), ids, returned
 
-    def add_up_known(
+    def combine_known(
         self, lease: ElasticLease, x: Any, num_sms: int
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """The sums of rows alone, as they are; None: take add_up, which notes such rows."""
+        """The sums of rows alone, as they are; None: take combine, which checks and notes such rows."""
         tag: int | None = self._sums.find(x, lease.num_rows, lease.plan.pool.row_bytes)
-        if tag is None:
-            return None
-        try:
-            sums: tuple[torch.Tensor, torch.Tensor | None] = elastic_combine(lease, x, None, None, None, num_sms, tag)
-        except Error as error:
-            raise explained(error) from error
-        return sums
+        return None if tag is None else call(elastic_combine, lease, x, None, None, None, num_sms, tag)
 
-    def add_up(
+    def combine(
         self,
         lease: ElasticLease,
         x: torch.Tensor,
         weights: torch.Tensor | None,
-        biases: list[torch.Tensor],
+        biases: tuple[torch.Tensor | None, torch.Tensor | None],
         num_sms: int,
-        has_others: bool = False,
+        weights_follow: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """x [rows, H] of any H: the sums [T, H], and the weights that returned.
 
-        has_others: topk_weights return in a combine of their own, on all ranks.
+        weights_follow: topk_weights return in a combine of their own, on all ranks.
         """
-        tag = tags.of_combine(x, has_others)
-        weights = None if weights is None else weights.contiguous()
-        biases = [bias.contiguous() for bias in biases]
-        hidden, unit = x.shape[1], carried.UNIT // x.element_size()
-        step = lease.plan.pool.row_bytes // carried.UNIT * unit
-        try:
-            if hidden % unit == 0 and hidden <= step:
-                sums: tuple[torch.Tensor, torch.Tensor | None]
-                sums = elastic_combine(lease, x, weights, *_two(biases), num_sms, tag)
-                if not has_others:
-                    self._sums.keep(tag, x, lease.num_rows, lease.plan.pool.row_bytes)
-                return sums
-            # Rows that are longer than the group's, or not of whole units, return in pieces; weights with the first.
-            pieces, returned, going = [], None, weights
-            for begin in range(0, hidden, step):
-                parts = [_piece(rows, begin, min(begin + step, hidden), unit) for rows in (x, *biases)]
-                piece, back = elastic_combine(lease, parts[0], going, *_two(parts[1:]), num_sms, tag)
-                returned, going = returned if back is None else back, None
-                pieces.append(piece[:, : hidden - begin])
-        except Error as error:
-            raise explained(error) from error
+        tag, capacity = tag_of_combine(x, weights_follow), lease.plan.pool.row_bytes
+        weights, biases = _dense(weights), (_dense(biases[0]), _dense(biases[1]))
+        hidden, unit = x.shape[1], UNIT // x.element_size()
+        step = capacity // UNIT * unit
+        if hidden % unit == 0 and hidden <= step:
+            if not weights_follow:
+                self._sums.keep(tag, x, lease.num_rows, capacity)
+            sums: tuple[torch.Tensor, torch.Tensor | None]
+            sums = call(elastic_combine, lease, x, weights, *biases, num_sms, tag)
+            return sums
+        # Rows that are longer than the group's, or not of whole units, return in pieces; weights with the first.
+        pieces, returned = [], None
+        for begin in range(0, hidden, step):
+            rows, *added = (_columns(part, begin, min(begin + step, hidden), unit) for part in (x, *biases))
+            going = weights if begin == 0 else None
+            piece, back = call(elastic_combine, lease, rows, going, *added, num_sms, tag)
+            returned = back if begin == 0 else returned
+            pieces.append(piece[:, : hidden - begin])
         return torch.cat(pieces, dim=1), returned
 
     def close(self) -> None:
@@ -311,24 +301,22 @@ class ElasticGroups:
         self._pools, self._plans, self._made = {}, {}, []
 
 
-def explained(error: Error) -> Error:
-    """As DeepEP's callers expect it."""
-    error = tags.explained(error)
-    found = _DIFFERENT_WEIGHTS.search(str(error))
-    if found is None:
-        return translated(error)
-    given = ["None" if says == "no" else "given" for says in found.group(1, 3)]
-    words = f"topk_weights is {given[0]} on rank {found[2]}, {given[1]} on rank {found[4]}"
-    return translated(type(error)(str(error).replace(found[0], words)))
+def _dense(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.contiguous()
 
 
-def _two(biases: list[torch.Tensor]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    first, second, *_ = (*biases, None, None)
-    return first, second
+def _in_order(scales: torch.Tensor, column_major: bool) -> torch.Tensor:
+    """column_major: with strides (1, rows rounded up to 4)."""
+    if not column_major:
+        return scales
+    num_rows, columns = scales.shape
+    whole = scales.new_empty(columns, align(num_rows, 4))
+    return whole[:, :num_rows].t().copy_(scales)
 
 
-def _piece(rows: torch.Tensor, begin: int, end: int, unit: int) -> torch.Tensor:
-    """These columns, padded to whole units."""
-    wide = rows.new_zeros(rows.shape[0], align(end - begin, unit))
-    wide[:, : end - begin] = rows[:, begin:end]
-    return wide
+def _columns(rows: torch.Tensor | None, begin: int, end: int, unit: int) -> torch.Tensor | None:
+    """These, padded to whole units."""
+    if rows is None:
+        return None
+    num = end - begin
+    return torch.nn.functional.pad(rows[:, begin:end], (0, align(num, unit) - num)).contiguous()

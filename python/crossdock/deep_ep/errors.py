@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 from crossdock.errors import Error, InvalidArgument, InvalidUsage
 
@@ -25,6 +26,10 @@ def require(holds: bool, message: Message) -> None:
         raise WrongArgument(message if isinstance(message, str) else message())
 
 
+def refuse(message: str) -> NoReturn:
+    raise WrongArgument(message)
+
+
 def require_state(holds: bool, message: Message) -> None:
     if not holds:
         raise WrongCall(message if isinstance(message, str) else message())
@@ -32,8 +37,6 @@ def require_state(holds: bool, message: Message) -> None:
 
 def translated(error: Error) -> Error:
     """The library's error as the exception that DeepEP's callers expect, or else the error itself."""
-    if isinstance(error, AssertionError):
-        return error
     if isinstance(error, InvalidArgument):
         return WrongArgument(str(error))
     return WrongCall(str(error)) if isinstance(error, InvalidUsage) else error

@@ -11,10 +11,21 @@ from typing import Any
 
 import torch
 
-from crossdock._core import Kept, StreamEvent
+from crossdock._core import Kept, StreamEvent, current_stream_address
 from crossdock.copies import Uncopied
 from crossdock.deep_ep.errors import require, require_state
-from crossdock.deep_ep.streams import current_stream
+
+
+_known_streams: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device and address
+
+
+def current_stream(index: int) -> torch.cuda.Stream:
+    """Of a CUDA device; the same stream is the same object, since torch makes one on every call."""
+    key = index, current_stream_address(index)
+    stream = _known_streams.get(key)
+    if stream is None:
+        stream = _known_streams.setdefault(key, torch.cuda.current_stream(index))
+    return stream
 
 
 class EventHandle(StreamEvent):
@@ -119,9 +130,8 @@ class EventOverlap(Uncopied):
 
 def handle_of(event: EventHandle | EventOverlap | None, name: str = "previous_event") -> EventHandle | None:
     """The event to wait for, if there is one. name: of the argument."""
-    if isinstance(event, EventOverlap):
-        return event.event
+    if event is None or isinstance(event, EventOverlap):
+        return None if event is None else event.event
     kinds = "an EventHandle, an EventOverlap or None"
-    fits = event is None or isinstance(event, EventHandle)
-    require(fits, lambda: f"{name} is of type {type(event).__name__}, expected {kinds}")
+    require(isinstance(event, EventHandle), lambda: f"{name} is of type {type(event).__name__}, expected {kinds}")
     return event

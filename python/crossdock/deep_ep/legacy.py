@@ -9,24 +9,36 @@ from typing import Any
 
 import torch
 
-from crossdock._core import Forms, SideStream, has_cuda, low_latency_combine, low_latency_dispatch
+from crossdock._core import (
+    SideStream,
+    count_routing,
+    has_cuda,
+    low_latency_combine,
+    low_latency_dispatch,
+)
 from crossdock.copies import Shared
 from crossdock.deep_ep import config as sizes
-from crossdock.deep_ep import layout
-from crossdock.deep_ep.agreement import number_of_type
+from crossdock.deep_ep.checks import (
+    INT32_MAX,
+    biases_of,
+    check_count,
+    check_layout,
+    check_normal,
+    check_tensor,
+    check_values,
+    check_x,
+    is_tensor,
+    is_whole,
+)
 from crossdock.deep_ep.config import Config
-from crossdock.deep_ep.errors import WrongArgument, require, require_state
+from crossdock.deep_ep.errors import refuse, require, require_state
 from crossdock.deep_ep.events import EventHandle, EventOverlap
-from crossdock.deep_ep.fresh import check_counts, check_routing, expect_alike
-from crossdock.deep_ep.layout import check_count, check_memory, check_tensor, describe, is_whole
+from crossdock.deep_ep.handles import DispatchHandle
 from crossdock.deep_ep.low_latency import LowLatency, explained
-from crossdock.deep_ep.normal import DispatchHandle, Normal, Tokens, biases_of
-from crossdock.deep_ep.other_builds import refuse_nvfp4, refuse_overlap
+from crossdock.deep_ep.normal import Normal, expect_alike
 from crossdock.deep_ep.ranks import BUFFER, Ranks
-from crossdock.deep_ep.turns import Turns, overlaps
+from crossdock.deep_ep.streams import CommStream, Event
 from crossdock.errors import Error
-
-Event = EventHandle | EventOverlap | None
 
 
 class Runtime:
@@ -34,11 +46,10 @@ class Runtime:
 
     def __init__(self, ranks: Ranks, enable_masks: bool) -> None:
         self.ranks = ranks
-        self.turns = Turns()
+        self.stream = CommStream()
         self.normal = Normal(ranks)
         self.low_latency = LowLatency(ranks, enable_masks)
         self.staging: dict[bool, torch.Tensor] = {}
-        self.fresh = Forms()  # of dispatches' arguments that have been found right: types of x
 
     def close(self) -> None:
         self.normal.close()
@@ -155,8 +166,7 @@ class Buffer(Shared):
 
     def get_comm_stream(self) -> torch.cuda.Stream:
         """The stream of asynchronous calls; needs CUDA."""
-        require_state(torch.cuda.is_available(), "there is no CUDA device, and no stream on CPUs")
-        return self._open().turns.stream(torch.device("cuda", torch.cuda.current_device()))
+        return self._open().stream.of_current_device()
 
     def get_local_buffer_tensor(
         self,
@@ -201,22 +211,11 @@ class Buffer(Shared):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
         """Counts of topk_idx [T, K] per rank, node (None: there is one) and expert; [T, R]: which ranks get a token."""
         runtime = self._open()
-        ranks = runtime.ranks
-        check_count("num_experts", num_experts, 1)
-        layout.check_form(topk_idx, num_experts, ranks.size)
-        check_memory("topk_idx", topk_idx, None)
-        if overlaps(previous_event, async_finish):
-            counts, event = runtime.turns.run(
-                topk_idx.device,
-                lambda: layout.counts_of(topk_idx, num_experts, ranks.size, ranks.num_nodes),
-                [topk_idx],
-                lambda made: made,
-                previous_event,
-                async_finish,
-            )
-        else:
-            counts, event = layout.counts_of(topk_idx, num_experts, ranks.size, ranks.num_nodes), EventOverlap()
-        return counts.per_rank, counts.per_node, counts.per_expert, counts.is_in_rank, event
+        check_layout(topk_idx, num_experts, self.group_size)
+        check_values(topk_idx, num_experts)
+        arguments = topk_idx, num_experts, self.group_size, runtime.ranks.num_nodes
+        counts, event = runtime.stream.run(topk_idx.device, count_routing, arguments, previous_event, async_finish)
+        return *counts, event
 
     def dispatch(
         self,
@@ -244,70 +243,23 @@ class Buffer(Shared):
         waits for the device twice.
         """
         runtime, sms = self._open(), sizes.sms_of(config, Buffer.num_sms)
+        values, scales = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
+        check_x(values, scales)
         if handle is not None:
             require(topk_idx is None and topk_weights is None, "topk_idx and topk_weights: not allowed with a handle")
-            tokens, lease = Tokens.of(x), runtime.normal.lease_of(handle)
-            if not overlaps(previous_event, async_finish):
-                return runtime.normal.dispatch_again(tokens, lease, sms), None, None, None, None, EventOverlap()
-            again, event = runtime.turns.run(
-                tokens.values.device,
-                lambda: runtime.normal.dispatch_again(tokens, lease, sms),
-                [*tokens, lease.topk_idx],
-                lambda made: made if isinstance(made, tuple) else (made,),
-                previous_event,
-                async_finish,
-            )
-            return again, None, None, None, None, event
-        tokens = Tokens.of(x)
-        if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
-            arguments = {
-                "num_tokens_per_rank": num_tokens_per_rank,
-                "is_token_in_rank": is_token_in_rank,
-                "num_tokens_per_expert": num_tokens_per_expert,
-            }
-            name = next(name for name, value in arguments.items() if value is None)
-            raise WrongArgument(f"{name} is None, expected what get_dispatch_layout returned (or a handle)")
-        per_rank, in_rank, per_expert = num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert
-        form = *tokens, topk_idx, topk_weights, per_rank, in_rank, per_expert, expert_alignment, num_worst_tokens
-        types = runtime.fresh.find(*form)
-        if types is None:
-            check_counts(tokens, per_rank, in_rank, per_expert, self.group_size)
-            check_routing(topk_idx, topk_weights, tokens.values, per_expert.shape[0], self.group_size)
-            check_count("expert_alignment", expert_alignment, 1)
-            check_count("num_worst_tokens", num_worst_tokens, 0, most=layout.INT32_MAX)
-            require(num_worst_tokens == 0 or topk_idx is not None, "topk_idx is None, expected with num_worst_tokens")
-            types = number_of_type(tokens.values), number_of_type(tokens.scales)
-            runtime.fresh.keep(types, *form)
-        elif topk_idx is not None:
-            layout.check_values(topk_idx, per_expert.shape[0])
-        expect_alike(tokens, per_rank, in_rank, per_expert, topk_idx)
-
-        def work() -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int], DispatchHandle]:
-            return runtime.normal.dispatch(
-                tokens,
-                per_rank,
-                in_rank,
-                per_expert,
-                topk_idx,
-                topk_weights,
-                expert_alignment,
-                num_worst_tokens,
-                num_tokens_per_rdma_rank is not None,
-                types,
-                sms,
-            )
-
-        if not overlaps(previous_event, async_finish):
-            return *work(), EventOverlap()
-        result, event = runtime.turns.run(
-            tokens.values.device,
-            work,
-            [*tokens, topk_idx, topk_weights, in_rank],
-            lambda made: [*(made[0] if isinstance(made[0], tuple) else (made[0],)), *made[1:3], *made[4].of_device],
-            previous_event,
-            async_finish,
-        )
-        return *result, event
+            again = values, scales, runtime.normal.lease_of(handle), sms
+            dispatch = runtime.normal.dispatch_again
+            received, event = runtime.stream.run(values.device, dispatch, again, previous_event, async_finish)
+            return received, None, None, None, None, event
+        layout: Any = num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert
+        routing = topk_idx, topk_weights, expert_alignment, num_worst_tokens
+        check_normal(*layout, *routing, values, self.group_size)
+        if topk_idx is not None:
+            check_values(topk_idx, layout[2].shape[0])
+        expect_alike(layout, topk_idx)
+        fresh = values, scales, *layout, *routing, num_tokens_per_rdma_rank is not None, sms
+        made, event = runtime.stream.run(values.device, runtime.normal.dispatch, fresh, previous_event, async_finish)
+        return *made, event
 
     def combine(
         self,
@@ -325,27 +277,20 @@ class Buffer(Shared):
         Returns (combined_x [T, H], combined_topk_weights [T, K] or None, event).
         """
         runtime, sms = self._open(), sizes.sms_of(config, Buffer.num_sms)
-        biases, lease = biases_of(bias), runtime.normal.lease_of(handle)
-        layout.check_tensor("x", x)
-        if not overlaps(previous_event, async_finish):
-            return *runtime.normal.combine(x, lease, topk_weights, biases, sms), EventOverlap()
-        result, event = runtime.turns.run(
-            x.device,
-            lambda: runtime.normal.combine(x, lease, topk_weights, biases, sms),
-            [x, topk_weights, *biases, lease.topk_idx],
-            lambda made: made,
-            previous_event,
-            async_finish,
-        )
-        return *result, event
+        is_tensor("x", x)
+        arguments = x, runtime.normal.lease_of(handle), topk_weights, biases_of(bias), sms
+        sums, event = runtime.stream.run(x.device, runtime.normal.combine, arguments, previous_event, async_finish)
+        return *sums, event
 
     # ---- low latency ----
 
-    def _low_latency(self) -> LowLatency:
+    def _low_latency(self, is_async: bool = False, is_split: bool = False) -> LowLatency:
         runtime = self.runtime
         if runtime is None or not self.low_latency_mode:
             runtime = self._open()
             require_state(False, "low_latency_mode is False: the buffer was made for the normal mode alone")
+        if is_async and is_split:
+            refuse("async_finish and return_recv_hook are both True, allowed: one")
         return runtime.low_latency
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
@@ -379,34 +324,30 @@ class Buffer(Shared):
         has no effect without it.
         """
         if use_nvfp4:
-            refuse_nvfp4()
-        low_latency, is_split = self._low_latency(), bool(return_recv_hook)
+            refuse(
+                "use_nvfp4 is True, allowed: False, since rows are sent as bf16 or as 8-bit floats: start SGLang with "
+                "--deepep-dispatcher-output-dtype bf16 (or fp8), vLLM with VLLM_DEEPEPLL_NVFP4_DISPATCH=0"
+            )
+        low_latency, is_split = self._low_latency(async_finish, return_recv_hook), bool(return_recv_hook)
         statistics, waiting = cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats
-        max_tokens, is_plain = num_max_dispatch_tokens_per_rank, statistics is None and waiting is None
-        if is_plain and not (use_ue8m0 or (async_finish and is_split)):
-            try:
+        max_tokens = num_max_dispatch_tokens_per_rank
+        try:
+            if statistics is None and waiting is None and not use_ue8m0:
                 side = self._side(x) if async_finish else None
-                made = low_latency_dispatch(
+                at_once = low_latency_dispatch(
                     low_latency.forms, x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, is_split, side
                 )
-            except Error as error:
-                raise explained(error) from error
-            if made is not None:
-                return made  # type: ignore[no-any-return]
-        arguments = x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0, statistics, waiting
-        if async_finish:
-            _expect_one(is_split)
-            check_tensor("x", x)
-            made, event = self._open().turns.run(
-                x.device,
-                lambda: low_latency.dispatch(*arguments, False),
-                [x, topk_idx, statistics, waiting],
-                _of_dispatch,
-                None,
-                True,
-            )
-            return *made[:3], event, None
-        return low_latency.dispatch(*arguments, is_split)
+                if at_once is not None:
+                    return at_once  # type: ignore[no-any-return]
+            is_tensor("x", x)
+            form = x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0
+            arguments = *form, statistics, waiting, is_split
+            made, event = self._open().stream.run(x.device, low_latency.dispatch, arguments, None, async_finish)
+            return *made[:3], event, made[3]
+        except AssertionError:  # of this package
+            raise
+        except Error as error:
+            raise explained(error) from error
 
     def low_latency_combine(
         self,
@@ -438,35 +379,33 @@ class Buffer(Shared):
         a kernel still makes them, and is refused; the arguments after it belong to it and have no effect.
         """
         if overlap:
-            refuse_overlap()
-        low_latency, is_split = self._low_latency(), bool(return_recv_hook)
-        waiting = combine_wait_recv_cost_stats
-        if waiting is None and not (zero_copy or (async_finish and is_split)):
-            try:
-                side = self._side(x) if async_finish else None
-                made = low_latency_combine(low_latency.pools, x, topk_idx, topk_weights, handle, out, is_split, side)
-            except Error as error:
-                raise explained(error) from error
-            if made is not None:
-                return made  # type: ignore[no-any-return]
-        require(not (use_logfmt and zero_copy), "use_logfmt and zero_copy are both True, allowed: one of them")
-        if async_finish:
-            _expect_one(is_split)
-            check_tensor("x", x)
-            made, event = self._open().turns.run(
-                x.device,
-                lambda: low_latency.combine(x, topk_idx, topk_weights, handle, zero_copy, out, waiting, False),
-                [x, topk_idx, topk_weights, out, waiting],
-                _first,
-                None,
-                True,
+            refuse(
+                "overlap is True, allowed: False, since a combine takes rows that are complete and does not wait for "
+                "src_signals or comp_signal: start SGLang without --enable-single-batch-overlap"
             )
-            return made[0], event, None
-        return low_latency.combine(x, topk_idx, topk_weights, handle, zero_copy, out, waiting, is_split)
+        low_latency, is_split = self._low_latency(async_finish, return_recv_hook), bool(return_recv_hook)
+        waiting = combine_wait_recv_cost_stats
+        try:
+            if waiting is None and not zero_copy:
+                side = self._side(x) if async_finish else None
+                at_once = low_latency_combine(low_latency.pools, x, topk_idx, topk_weights, handle, out, is_split, side)
+                if at_once is not None:
+                    return at_once  # type: ignore[no-any-return]
+            require(not (use_logfmt and zero_copy), "use_logfmt and zero_copy are both True, allowed: one of them")
+            is_tensor("x", x)
+            arguments = x, topk_idx, topk_weights, handle, zero_copy, out, waiting, is_split
+            (sums, hook), event = self._open().stream.run(
+                x.device, low_latency.combine, arguments, None, async_finish
+            )
+            return sums, event, hook
+        except AssertionError:  # of this package
+            raise
+        except Error as error:
+            raise explained(error) from error
 
     def _side(self, x: Any) -> SideStream | None:
         """Where an asynchronous call with x works; None: x is no tensor, which the call finds out."""
-        return self._open().turns.side(x.device) if isinstance(x, torch.Tensor) else None
+        return self._open().stream.side(x.device) if isinstance(x, torch.Tensor) else None
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> torch.Tensor:
         """[L, R*M, H] bf16 to be filled for a combine of this handle with zero_copy=True.
@@ -492,12 +431,7 @@ class Buffer(Shared):
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Fills mask_status [R] int32: 1 for a masked rank."""
         low_latency = self._masked()
-        require(
-            isinstance(mask_status, torch.Tensor)
-            and tuple(mask_status.shape) == (self.group_size,)
-            and mask_status.dtype == torch.int32,
-            lambda: f"mask_status is {describe(mask_status)}, expected [{self.group_size}] of torch.int32",
-        )
+        check_tensor("mask_status", mask_status, (self.group_size,), (torch.int32,))
         low_latency.query_masks(mask_status)
 
     def low_latency_clean_mask_buffer(self) -> None:
@@ -507,18 +441,3 @@ class Buffer(Shared):
         by the next call, after the timeout.
         """
         self._masked().clean_masks()
-
-
-def _expect_one(is_split: bool) -> None:
-    require(not is_split, "async_finish and return_recv_hook are both True, allowed: one")
-
-
-# The tensors that calls have made, of what they return.
-
-
-def _of_dispatch(made: Any) -> list[torch.Tensor]:
-    return [*(made[0] if isinstance(made[0], tuple) else made[:1]), made[1]]
-
-
-def _first(made: Any) -> list[torch.Tensor]:
-    return [made[0]]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,28 +19,25 @@ from crossdock._core import (
     LowLatencyLease,
     OverflowPolicy,
     PairMaker,
+    PieceMaker,
+    TensorMaker,
     combine_weighted,
     forget_arrays,
     most_rows_of_expert,
 )
-from crossdock.copies import Uncopied
-from crossdock.deep_ep.errors import WrongCall, require, require_state, translated
-from crossdock.deep_ep.events import EventOverlap
-from crossdock.deep_ep.groups import PooledGroup, is_capturing
-from crossdock.deep_ep.layout import (
+from crossdock.deep_ep.checks import (
     ID_TYPES,
     INT32_MAX,
     check_count,
-    check_memory,
     check_tensor,
     check_topk_idx,
     check_values,
     describe,
-    is_same_memory,
 )
-from crossdock.deep_ep.makers import Extents, pair_maker, piece_maker, shaped_maker
+from crossdock.deep_ep.errors import WrongCall, refuse, require, require_state, translated
+from crossdock.deep_ep.groups import PooledGroup, is_capturing
+from crossdock.deep_ep.handles import LazyTuple
 from crossdock.deep_ep.ranks import Ranks
-from crossdock.deep_ep.scales import Packed
 from crossdock.deep_ep.streams import on_this_stream
 from crossdock.errors import Error, InvalidUsage, RemoteError
 
@@ -70,40 +67,12 @@ def explained(error: Error) -> Error:
 class Form(LowLatencyForm):
     """What follows from the form of a dispatch's arguments, which are found right."""
 
-    __slots__ = ("device", "hidden", "num_tokens", "packed_scales", "shape")
-
     def __init__(
-        self,
-        x: torch.Tensor,
-        topk: int,
-        pool: PooledGroup,
-        shape: Shape,
-        numbers: Shape,
-        scales: str | None,
-        rounds: bool,
-        pair: Callable[..., PairMaker],
+        self, device: torch.device, shape: Shape, num_tokens: int, packed_scales: bool, *of_calls: Any
     ) -> None:
-        """shape: of the rows; numbers: (M, H, E); scales: one of "fp32" and "packed", or None for bf16; pair: as
-        LowLatency's."""
-        (num_tokens, hidden), device, (local, slots, _) = x.shape, x.device, shape
-        num_scales = hidden // BLOCK
-        of_scales = (local, slots, num_scales)
-        by_column = (slots * num_scales, 1, slots) if scales == "fp32" else None
-        super().__init__(
-            pool,
-            topk,
-            pool.free(topk),
-            numbers,
-            piece_maker(device, local),
-            pair(torch.float8_e4m3fn if scales else torch.bfloat16, device, shape),
-            pair(torch.float32, device, of_scales, by_column) if scales else None,
-            shaped_maker(torch.bfloat16, device, (num_tokens, hidden)),
-            scales == "fp32",
-            rounds,
-            pool.is_cpu,
-        )
-        self.device, self.hidden, self.num_tokens, self.shape = device, hidden, num_tokens, shape
-        self.packed_scales = of_scales if scales == "packed" else None
+        """shape: of the rows; packed_scales: exponents, four in an int32, are returned."""
+        super().__init__(*of_calls)
+        self.device, self.shape, self.num_tokens, self.packed_scales = device, shape, num_tokens, packed_scales
 
 
 class RoundTrip(LowLatencyLease):
@@ -147,7 +116,7 @@ class RoundTrip(LowLatencyLease):
             forget_arrays(self.handle)
 
 
-class LowLatencyHandle(Uncopied, tuple[Any, ...]):
+class LowLatencyHandle(LazyTuple):
     """What a low-latency dispatch returns: (src_info, layout_range, M, H, E).
 
     The first two are read from the library on access; until then the RoundTrip takes their places.
@@ -155,24 +124,15 @@ class LowLatencyHandle(Uncopied, tuple[Any, ...]):
 
     __slots__ = ()
 
-    _remedy = "dispatch again, which returns another one"
-
-    def __copy__(self) -> LowLatencyHandle:
-        return self
+    _placeholder = LowLatencyLease
 
     @property
     def round_trip(self) -> RoundTrip:
-        found: RoundTrip = super().__getitem__(0)
+        found: RoundTrip = tuple.__getitem__(self, 0)
         return found
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self[:])
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return (*self.round_trip.look(), *super().__getitem__(slice(2, None)))[index]
-        found = super().__getitem__(index)
-        return self.round_trip.look()[index % len(self)] if found is self.round_trip else found
+    def _made(self, place: int) -> torch.Tensor:
+        return self.round_trip.look()[place]
 
 
 class LowLatency:
@@ -277,60 +237,42 @@ class LowLatency:
         statistics: torch.Tensor | None,
         waiting: torch.Tensor | None,
         is_split: bool,
-    ) -> tuple[Any, torch.Tensor, LowLatencyHandle, EventOverlap, Finish | None]:
-        """(recv_x, recv_count, handle, an empty event, the receive half if is_split)."""
+    ) -> tuple[Any, torch.Tensor, LowLatencyHandle, Finish | None]:
+        """(recv_x, recv_count, handle, the receive half if is_split)."""
         key = x, topk_idx, statistics, waiting, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0
         form: Form | None = self.forms.find(*key)
         if form is None:
             arguments = x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0
-            _check_dispatch(*arguments, self.ranks.size)
-            shapes: list[tuple[int, ...]] = [(num_experts // self.ranks.size,)]
-            _check_statistics(statistics, "cumulative_local_expert_recv_stats", shapes, torch.int32, x.device)
-            check_waiting(waiting, "dispatch_wait_recv_cost_stats", self.ranks.size, x.device)
+            _check_dispatch(*arguments, statistics, waiting, self.ranks.size)
             form = self._form_of(*arguments)
             self.forms.keep(form, *key)
         if form.is_cpu:
             check_values(topk_idx, num_experts)
             most = most_rows_of_expert(topk_idx, num_experts)
             if most > max_tokens:
-                message = (
+                refuse(
                     f"topk_idx has an expert {most} times, since rows repeat it, allowed: at most "
                     f"num_max_dispatch_tokens_per_rank ({max_tokens}) times, for which recv_x has room"
                 )
-                require(False, message)
-        try:
-            recv_x, counts, handle, event, hook = form.dispatch(x, topk_idx, is_split)
-        except Error as error:
-            raise explained(error) from error
-        finish: Finish | None = hook
-        packed = None
-        if form.packed_scales is not None:
-            packed = Packed(recv_x[1], form.packed_scales)
-            recv_x = recv_x[0], packed.tensor
-        if packed is not None or statistics is not None or waiting is not None:
-            finish = partial(self._finish, handle.round_trip, counts, packed, statistics, waiting, is_split)
-            if not is_split:
-                finish()
-                finish = None
-            elif not form.is_cpu:
-                finish = on_this_stream(form.device, finish)
-        return recv_x, counts, handle, event, finish
+        recv_x, counts, handle, _, receive = form.dispatch(x, topk_idx, is_split)
+        round_trip, exponents, powers = handle.round_trip, None, None
+        if form.packed_scales:
+            local, slots, num_scales = recv_x[1].shape
+            sizes, strides = (local, slots, num_scales // 4), (slots * num_scales // 4, 1, slots)
+            exponents = torch.empty_strided(sizes, strides, dtype=torch.int32, device=x.device)
+            powers, recv_x = recv_x[1], (recv_x[0], exponents)
 
-    def _finish(
-        self,
-        round_trip: RoundTrip,
-        counts: torch.Tensor,
-        packed: Packed | None,
-        statistics: torch.Tensor | None,
-        waiting: torch.Tensor | None,
-        is_split: bool,
-    ) -> None:
-        """What is left of a dispatch once it has sent."""
-        self._receive(round_trip, is_split, waiting)
-        if packed is not None:
-            packed.finish()
-        if statistics is not None:
-            statistics.add_(counts)
+        def finish() -> None:
+            self._receive(round_trip, is_split, waiting)
+            if exponents is not None and powers is not None:
+                exponents.copy_((powers.view(torch.int32) >> 23).to(torch.uint8).view(torch.int32))
+            if statistics is not None:
+                statistics.add_(counts)
+
+        has_more = exponents is not None or statistics is not None or waiting is not None
+        if has_more and not is_split:
+            finish()
+        return recv_x, counts, handle, on_this_stream(x.device, finish) if has_more and is_split else receive
 
     def _form_of(
         self,
@@ -342,18 +284,39 @@ class LowLatency:
         round_scale: bool,
         use_ue8m0: bool,
     ) -> Form:
-        hidden, size = x.shape[1], self.ranks.size
-        pool = self.pool(x.device, max_tokens, hidden, num_experts)
-        scales = None if not use_fp8 else "packed" if use_ue8m0 else "fp32"
-        shape, numbers = (num_experts // size, size * max_tokens, hidden), (max_tokens, hidden, num_experts)
-        return Form(x, topk_idx.shape[1], pool, shape, numbers, scales, bool(round_scale), self._pair)
+        (num_tokens, hidden), topk, device = x.shape, topk_idx.shape[1], x.device
+        local, slots = num_experts // self.ranks.size, self.ranks.size * max_tokens
+        pool = self.pool(device, max_tokens, hidden, num_experts)
+        by_column, scales = use_fp8 and not use_ue8m0, None
+        if use_fp8:
+            num_scales = hidden // BLOCK
+            strides = (slots * num_scales, 1, slots) if by_column else None
+            scales = self._pair(torch.float32, device, (local, slots, num_scales), strides)
+        shape = local, slots, hidden
+        return Form(
+            device,
+            shape,
+            num_tokens,
+            bool(use_ue8m0),
+            pool,
+            topk,
+            pool.free(topk),
+            (max_tokens, hidden, num_experts),
+            PieceMaker(device, local),
+            self._pair(torch.float8_e4m3fn if use_fp8 else torch.bfloat16, device, shape),
+            scales,
+            TensorMaker(torch.bfloat16, device, (num_tokens, hidden)),
+            bool(by_column),
+            bool(round_scale),
+            pool.is_cpu,
+        )
 
     def _pair(
         self,
         dtype: torch.dtype,
         device: torch.device,
-        sizes: Extents,
-        strides: Extents | None = None,
+        sizes: tuple[int, ...],
+        strides: tuple[int, ...] | None = None,
         of_combine: bool = False,
     ) -> PairMaker:
         """Of a kind of tensors, shared by all forms that have it; of_combine: of a combine's own buffers."""
@@ -363,7 +326,7 @@ class LowLatency:
             if len(self._pairs) == MOST_PAIRS:
                 self._pairs.pop(next(iter(self._pairs))).clear()
                 self.forms.clear()  # some have it
-            pair = pair_maker(dtype, device, sizes, strides)
+            pair = PairMaker(dtype, device, sizes, strides)
         self._pairs[key] = pair
         return pair
 
@@ -377,50 +340,38 @@ class LowLatency:
         out: torch.Tensor | None,
         waiting: torch.Tensor | None,
         is_split: bool,
-    ) -> tuple[torch.Tensor, EventOverlap, Finish | None]:
-        """(combined_x, an empty event, the receive half if is_split)."""
+    ) -> tuple[torch.Tensor, Finish | None]:
+        """(combined_x, the receive half if is_split)."""
         round_trip = self.round_trip_of(handle)
-        if round_trip.is_pending:
-            require_state(False, "handle: its earlier call has not received yet: call the hook that it returned first")
+        is_received = not round_trip.is_pending
+        message = "handle: its earlier call has not received yet: call the hook that it returned first"
+        require_state(is_received, message)
+        form, given = round_trip.form, (topk_idx, topk_weights, out, waiting)
         if zero_copy:
-            require_state(
-                round_trip.combine_buffer is not None,
-                "zero_copy is True, but get_next_low_latency_combine_buffer was not called for this handle",
-            )
-            assert round_trip.combine_buffer is not None
-            require(
-                x.shape == round_trip.combine_buffer.shape,
-                lambda: f"x is {describe(x)}, expected as the combine buffer",
-            )
-            x = round_trip.combine_buffer
-        form = round_trip.form
-        if form.combines.find(x, topk_idx, topk_weights, out, waiting) is None:
-            _check_combine(form, x, topk_idx, topk_weights, out, waiting, self.ranks.size)
-            form.combines.keep(True, x, topk_idx, topk_weights, out, waiting)
+            buffer = round_trip.combine_buffer
+            message = "zero_copy is True, but get_next_low_latency_combine_buffer was not called for this handle"
+            require_state(buffer is not None, message)
+            require(x.shape == buffer.shape, lambda: f"x is {describe(x)}, expected as the combine buffer")
+            x = buffer
+        if form.combines.find(x, *given) is None:
+            _check_combine(form, x, *given, self.ranks.size)
+            form.combines.keep(True, x, *given)
         if out is None:
             out = form.make_sums()
-        if not is_same_memory(topk_idx, round_trip.topk_idx):
+        ids = round_trip.topk_idx
+        if not is_same_memory(topk_idx, ids):
             ids, topk_weights = as_dispatched(round_trip.dispatched(), topk_idx, topk_weights)
-            round_trip.bind(ids)
-        else:
-            round_trip.bind(round_trip.topk_idx)
-        try:
-            combine_weighted(round_trip.handle, x, topk_weights.contiguous(), out, is_split)
-        except Error as error:
-            raise explained(error) from error
+        round_trip.bind(ids)
+        combine_weighted(round_trip.handle, x, topk_weights.contiguous(), out, is_split)
         round_trip.is_pending = is_split
         if is_split:
-            finish: Finish = partial(self._receive, round_trip, True, waiting)
-            return out, EventOverlap(), finish if form.is_cpu else on_this_stream(form.device, finish)
-        if waiting is not None:
-            self._receive(round_trip, False, waiting)
-        else:
-            round_trip.forget()
-        return out, EventOverlap(), None
+            return out, on_this_stream(form.device, partial(self._receive, round_trip, True, waiting))
+        self._receive(round_trip, False, waiting)
+        return out, None
 
     def _receive(self, round_trip: RoundTrip, is_split: bool, waiting: torch.Tensor | None) -> None:
         """The receive half. On CPUs its time, in nanoseconds, is added to waiting for all other ranks."""
-        begin = 0 if waiting is None else time.perf_counter_ns()
+        begin = time.perf_counter_ns()
         if is_split:
             round_trip.handle.complete()
             round_trip.is_pending = False
@@ -440,13 +391,10 @@ class LowLatency:
 
     def round_trip_of(self, handle: Any) -> RoundTrip:
         if not isinstance(handle, LowLatencyHandle):
-            kind = type(handle).__name__
-            require(False, f"handle is of type {kind}, expected one that low_latency_dispatch returned")
-        round_trip: RoundTrip = handle.round_trip
-        require_state(
-            round_trip.form.pool in self.pools, "handle is of another buffer: pass it to the buffer that dispatched"
-        )
-        return round_trip
+            refuse(f"handle is of type {type(handle).__name__}, expected one that low_latency_dispatch returned")
+        is_own = handle.round_trip.form.pool in self.pools
+        require_state(is_own, "handle is of another buffer: pass it to the buffer that dispatched")
+        return handle.round_trip
 
     def close(self) -> None:
         for pool in self.pools:
@@ -456,6 +404,11 @@ class LowLatency:
         for pair in self._pairs.values():
             pair.clear()  # handles that are left have them
         self._pairs.clear()
+
+
+def is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Of two tensors of the same shape."""
+    return a is b or (a.data_ptr() == b.data_ptr() and a.dtype == b.dtype and a.stride() == b.stride())
 
 
 def as_dispatched(
@@ -475,11 +428,10 @@ def as_dispatched(
     is_missing = is_moved & (topk_idx >= 0) & ~pairs.any(dim=2)
     if topk_idx.is_cpu and is_missing.any():
         token, column = is_missing.nonzero()[0].tolist()
-        message = (
+        refuse(
             f"topk_idx has expert {int(topk_idx[token, column])} for token {token}, expected experts to which "
             "low_latency_dispatch sent it, in any order, or -1"
         )
-        require(False, message)
     # Of columns that repeat an expert each has its share of a weight: their rows are the same.
     shares = topk_weights / pairs.sum(dim=2).clamp_min(1)
     moved = torch.where(pairs, shares.unsqueeze(2), 0.0).sum(dim=1)
@@ -490,85 +442,52 @@ def as_dispatched(
 
 def _check_dispatch(
     x: Any,
-    topk_idx: torch.Tensor,
-    max_tokens: int,
-    num_experts: int,
+    topk_idx: Any,
+    max_tokens: Any,
+    num_experts: Any,
     use_fp8: bool,
     round_scale: bool,
     use_ue8m0: bool,
+    statistics: Any,
+    waiting: Any,
     num_ranks: int,
 ) -> None:
-    check_count("num_experts", num_experts, 1, most=INT32_MAX)
     check_count("num_max_dispatch_tokens_per_rank", max_tokens, 1, most=INT32_MAX)
-    check_topk_idx(topk_idx, num_experts, num_ranks)
-    fits = isinstance(x, torch.Tensor) and x.dim() == 2 and x.dtype == torch.bfloat16 and x.is_contiguous()
-    require(fits, lambda: f"x is {describe(x)}, expected a contiguous [tokens, hidden] of torch.bfloat16")
-    check_memory("x", x, None)
-    check_memory("topk_idx", topk_idx, x.device)
+    check_tensor("x", x, ("tokens", "hidden"), (torch.bfloat16,), dense=True)
+    check_topk_idx(topk_idx, num_experts, num_ranks, x.device)
+    require(topk_idx.is_contiguous(), "topk_idx is not contiguous")
+    num_tokens, hidden = x.shape
+    of_ids = topk_idx.shape[0]
+    require(num_tokens == of_ids, lambda: f"x has {num_tokens} rows, topk_idx {of_ids}: expected the same")
     require(
-        x.shape[0] == topk_idx.shape[0],
-        lambda: f"x has {x.shape[0]} rows, topk_idx {topk_idx.shape[0]}: expected the same",
-    )
-    require(
-        x.shape[0] <= max_tokens,
-        lambda: f"x has {x.shape[0]} rows, allowed: at most num_max_dispatch_tokens_per_rank ({max_tokens})",
+        num_tokens <= max_tokens,
+        lambda: f"x has {num_tokens} rows, allowed: at most num_max_dispatch_tokens_per_rank ({max_tokens})",
     )
     unit = 4 * BLOCK if use_ue8m0 else BLOCK if use_fp8 else 8
-    require(
-        x.shape[1] >= unit and x.shape[1] % unit == 0,
-        lambda: f"x has {x.shape[1]} columns, allowed here: multiples of {unit}",
-    )
+    fits = hidden >= unit and hidden % unit == 0
+    require(fits, lambda: f"x has {hidden} columns, allowed here: multiples of {unit}")
     require(not use_ue8m0 or round_scale, "use_ue8m0 is True and round_scale False, allowed: both True")
     require(not use_ue8m0 or use_fp8, "use_ue8m0 is True and use_fp8 False, allowed: both True")
-    require(topk_idx.is_contiguous(), "topk_idx is not contiguous")
+    if statistics is not None:
+        sizes = (num_experts // num_ranks,)
+        check_tensor("cumulative_local_expert_recv_stats", statistics, sizes, (torch.int32,), x.device)
+    _check_waiting("dispatch_wait_recv_cost_stats", waiting, num_ranks, x.device)
 
 
 def _check_combine(
     form: Form, x: Any, topk_idx: Any, topk_weights: Any, out: Any, waiting: Any, num_ranks: int
 ) -> None:
-    shape, device = form.shape, form.device
-    for name, tensor in {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights, "out": out}.items():
-        if tensor is not None or name != "out":
-            check_tensor(name, tensor)
-            check_memory(name, tensor, device)
-    require(
-        tuple(x.shape) == shape and x.dtype == torch.bfloat16 and x.is_contiguous(),
-        lambda: f"x is {describe(x)}, expected a contiguous {list(shape)} of torch.bfloat16, as dispatch returned it",
-    )
-    own = (form.num_tokens, form.num_topk)
-    require(
-        tuple(topk_idx.shape) == own and topk_idx.dtype in ID_TYPES,
-        lambda: f"topk_idx is {describe(topk_idx)}, expected {list(own)} of torch.int64, as in dispatch",
-    )
-    require(
-        tuple(topk_weights.shape) == own and topk_weights.dtype == torch.float32,
-        lambda: f"topk_weights is {describe(topk_weights)}, expected {list(own)} of torch.float32",
-    )
-    result = (form.num_tokens, form.hidden)
-    require(
-        out is None or (tuple(out.shape) == result and out.dtype == torch.bfloat16 and out.is_contiguous()),
-        lambda: f"out is {describe(out)}, expected a contiguous {list(result)} of torch.bfloat16",
-    )
-    check_waiting(waiting, "combine_wait_recv_cost_stats", num_ranks, device)
+    device, bf16, own = form.device, (torch.bfloat16,), (form.num_tokens, form.num_topk)
+    check_tensor("x", x, form.shape, bf16, device, True, ", as dispatch returned it")
+    check_tensor("topk_idx", topk_idx, own, ID_TYPES, device, note=", as in dispatch")
+    check_tensor("topk_weights", topk_weights, own, (torch.float32,), device)
+    if out is not None:
+        check_tensor("out", out, (form.num_tokens, form.shape[2]), bf16, device, True)
+    _check_waiting("combine_wait_recv_cost_stats", waiting, num_ranks, device)
 
 
-def _check_statistics(
-    tensor: torch.Tensor | None,
-    name: str,
-    shapes: list[tuple[int, ...]],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> None:
-    if tensor is None:
-        return
-    require(
-        isinstance(tensor, torch.Tensor) and tuple(tensor.shape) in shapes and tensor.dtype == dtype,
-        lambda: (
-            f"{name} is {describe(tensor)}, expected {' or '.join(str(list(shape)) for shape in shapes)} of {dtype}"
-        ),
-    )
-    check_memory(name, tensor, device)
-
-
-def check_waiting(tensor: torch.Tensor | None, name: str, num_ranks: int, device: torch.device) -> None:
-    _check_statistics(tensor, name, [(num_ranks,), (num_ranks, num_ranks)], torch.int64, device)
+def _check_waiting(name: str, waiting: Any, num_ranks: int, device: torch.device) -> None:
+    if waiting is not None:
+        is_square = isinstance(waiting, torch.Tensor) and waiting.dim() == 2
+        sizes = (num_ranks,) * (2 if is_square else 1)
+        check_tensor(name, waiting, sizes, (torch.int64,), device, note=f", or [{num_ranks}, {num_ranks}]")

@@ -1,47 +1,104 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of any type and length as what groups carry: 16-byte multiples of bytes, with words beside them."""
+"""Rows of any type and length as what groups carry, whole units of bytes, and how ranks see that they differ.
+
+Rows that are padded, or go as bytes, may look alike without being so. Hence each call has a tag
+(crossdockHandleSetTag), one number for what must be the same on all ranks but the library cannot see: kernels compare
+it on entry.
+"""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Sequence
 
 import torch
 
 from crossdock.deep_ep.config import align
+from crossdock.deep_ep.errors import translated
+from crossdock.errors import Error
 
 UNIT = 16  # bytes
-# ncclDataType_t of types that the library carries as such; rows of other types go as bytes.
-CARRIED_TYPES = {
-    torch.int8: 0,
-    torch.uint8: 1,
-    torch.float16: 6,
-    torch.float32: 7,
-    torch.bfloat16: 9,
-    torch.float8_e4m3fn: 10,
-    torch.float8_e5m2: 11,
-}
-BYTES = CARRIED_TYPES[torch.uint8]
+# Those that the library knows; rows of other types are passed to it as bytes.
+KNOWN_TYPES = (
+    *(torch.int8, torch.uint8, torch.float16, torch.float32, torch.bfloat16, torch.float8_e4m3fn),
+    *(torch.float8_e5m2, torch.int32),
+)
+_TYPES = (*KNOWN_TYPES, torch.int16, *["another"] * 7)
+_TYPE_NUMBERS = {dtype: number for number, dtype in enumerate(_TYPES[:9])}
+_SCALES = {torch.float32: 1, torch.int32: 2}
+
+# The name, lowest bit and values of each part of a tag.
+_Part = tuple[str, int, Sequence[object]]
+_ROW_BYTES: _Part = (f"the bytes of a row of x modulo {UNIT}", 0, range(16))
+_OF_DISPATCH: tuple[_Part, ...] = (
+    _ROW_BYTES,
+    ("the type of x", 4, _TYPES),
+    ("the type of the scales of x", 8, ("None", "torch.float32", "torch.int32", "another")),
+)
+_OF_COMBINE: tuple[_Part, ...] = (_ROW_BYTES, ("topk_weights", 4, ("None", "given")))
+_FOUND = re.compile(r"the tag \(crossdockHandleSetTag\) is (\d+) on rank (\d+), (\d+) on rank (\d+)")
+_WEIGHTS = re.compile(r"whether topk_weights travel is (no|yes) on rank (\d+), (no|yes) on rank (\d+)")
+_SMS = "the number of SMs (crossdockHandleSetSms)"
+_BUDGETS = ("whose max_recv_tokens_per_rank is", "whose tensor in")
+
+
+def row_bytes_of(x: torch.Tensor) -> int:
+    return x.shape[1] * x.element_size()
 
 
 def padded_bytes(num_bytes: int) -> int:
     return align(max(num_bytes, 1), UNIT)
 
 
+def goes_as_it_is(x: torch.Tensor) -> bool:
+    return x.dtype in KNOWN_TYPES and row_bytes_of(x) % UNIT == 0
+
+
 def as_carried(rows: torch.Tensor) -> torch.Tensor:
     """[T, H] of any type as [T, n] of a known one, padded with zeros where that is needed."""
     if rows.stride(1) != 1:  # a contiguous tensor without rows, or of one column, has any strides
         rows = rows.as_strided(rows.shape, (rows.shape[1], 1))
-    num_bytes = rows.shape[1] * rows.element_size()
-    if num_bytes % UNIT == 0 and num_bytes > 0:
-        return rows if rows.dtype in CARRIED_TYPES else rows.view(torch.uint8)
-    padded = torch.zeros(rows.shape[0], padded_bytes(num_bytes), dtype=torch.uint8, device=rows.device)
-    padded[:, :num_bytes] = rows.view(torch.uint8)
-    return padded
+    if goes_as_it_is(rows):
+        return rows
+    num_bytes, as_bytes = row_bytes_of(rows), rows.view(torch.uint8)
+    return torch.nn.functional.pad(as_bytes, (0, padded_bytes(num_bytes) - num_bytes))
 
 
-def from_carried(carried: torch.Tensor, hidden: int, dtype: torch.dtype) -> torch.Tensor:
-    """The rows again, [N, H] contiguous; no copy where nothing was padded."""
-    if carried.dtype == dtype and carried.shape[1] == hidden:
+def from_carried(carried: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Rows as those of x again, [N, H] contiguous; no copy where nothing was padded."""
+    if carried.dtype == like.dtype and carried.shape[1] == like.shape[1]:
         return carried
-    num_bytes = hidden * dtype.itemsize
-    if carried.shape[1] != num_bytes:
-        carried = carried[:, :num_bytes].contiguous()
-    return carried.view(dtype)
+    return carried[:, : row_bytes_of(like)].contiguous().view(like.dtype)
+
+
+def tag_of_dispatch(x: torch.Tensor, scales: torch.Tensor | None) -> int:
+    of_scales = 0 if scales is None else _SCALES.get(scales.dtype, 3)
+    return row_bytes_of(x) % UNIT | _TYPE_NUMBERS.get(x.dtype, len(_TYPE_NUMBERS)) << 4 | of_scales << 8
+
+
+def tag_of_combine(x: torch.Tensor, weights_follow: bool) -> int:
+    """weights_follow: topk_weights return in a combine of their own."""
+    return row_bytes_of(x) % UNIT | weights_follow << 4
+
+
+def explained(error: Error) -> Error:
+    """The library's error of an elastic operation with the names and values that callers know."""
+    text = str(error).replace(_SMS, "num_sms")
+    if any(words in text for words in _BUDGETS):
+        text += "; here that is num_worst_tokens"
+    found = _FOUND.search(text)
+    if found is not None:
+        tag, rank, other, peer = map(int, found.groups())
+        ours, theirs = (_values(number, _OF_COMBINE if "combine" in text else _OF_DISPATCH) for number in (tag, other))
+        differ = [name for name in ours if ours[name] != theirs[name]]
+        names = [f"{name} is {ours[name]} on rank {rank}, {theirs[name]} on rank {peer}" for name in differ]
+        text = text.replace(found[0], "; ".join(names) or found[0])
+    found = _WEIGHTS.search(text)
+    if found is not None:
+        given = ["None" if says == "no" else "given" for says in found.group(1, 3)]
+        text = text.replace(found[0], f"topk_weights is {given[0]} on rank {found[2]}, {given[1]} on rank {found[4]}")
+    return translated(type(error)(text))
+
+
+def _values(tag: int, parts: tuple[_Part, ...]) -> dict[str, object]:
+    return {name: values[(tag >> first) % len(values)] for name, first, values in parts}

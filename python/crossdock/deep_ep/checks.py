@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of arguments. Each error names the argument, what it is and what is allowed."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, NoReturn
+
+import torch
+
+from crossdock._core import Forms, fault_of_memory, largest_id
+from crossdock.deep_ep.errors import refuse, require
+
+topk_idx_t = torch.int64
+INT32_MAX = 2**31 - 1
+MOST_EXPERTS = 32768  # of a rank
+ID_TYPES = (torch.int64, torch.int32)
+
+
+def once_per_form(check: Callable[..., None]) -> Callable[..., None]:
+    """The check, left out for arguments of forms that it has found right: it must not look at tensors' values.
+
+    Arguments other than tensors, numbers and None are checked each time.
+    """
+    right = Forms()
+
+    @wraps(check)
+    def check_once(*arguments: Any) -> None:
+        if right.find(*arguments) is None:
+            check(*arguments)
+            right.keep(True, *arguments)
+
+    return check_once
+
+
+def is_whole(value: object, least: int, most: int | None = None) -> bool:
+    if not isinstance(value, (int, numbers.Integral)):
+        return False
+    return least <= int(value) and (most is None or int(value) <= most)
+
+
+def check_count(name: str, value: object, least: int, allowed: str = "", most: int | None = None) -> None:
+    """A whole number in least..most; allowed: what is, where that is less."""
+    fits = is_whole(value, least)
+    require(fits, lambda: f"{name} is {value!r}, allowed: {allowed or f'{least} and more'}")
+    require(is_whole(value, least, most), lambda: f"{name} is {value!r}, allowed: at most {most}")
+
+
+def describe(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return f"of type {type(value).__name__}"
+    return f"{list(value.shape)} of {value.dtype}"
+
+
+def is_tensor(name: str, value: object) -> None:
+    if not isinstance(value, torch.Tensor):
+        refuse(f"{name} is {describe(value)}, expected a torch.Tensor")
+
+
+def check_elements(name: str, tensor: torch.Tensor) -> None:
+    """They are those in its memory."""
+    fault = fault_of_memory(tensor)
+    require(fault is None, lambda: f"{name} {fault}")
+
+
+def check_tensor(
+    name: str,
+    value: Any,
+    sizes: Sequence[int | str],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device | None = None,
+    dense: bool = False,
+    note: str = "",
+) -> None:
+    """A tensor [*sizes] of one of dtypes, whose memory holds its elements; a word stands for a size of any number.
+
+    device: that of the other tensors; None: any that there is. note: what else to say of the one expected.
+    """
+    is_tensor(name, value)
+    if device is None:
+        fits = value.device.type in ("cpu", "cuda")
+        require(fits, lambda: f"{name} is on device {value.device}, allowed: cpu, cuda")
+    else:
+        fits = value.device == device
+        require(fits, lambda: f"{name} is on device {value.device}, expected {device}, as the other tensors")
+    fits = value.dim() == len(sizes) and (not dtypes or value.dtype in dtypes) and (not dense or value.is_contiguous())
+    if not fits or any(isinstance(size, int) and size != own for size, own in zip(sizes, value.shape, strict=True)):
+        refuse_tensor(name, value, sizes, dtypes, dense, note)
+    check_elements(name, value)
+
+
+def refuse_tensor(
+    name: str,
+    value: object,
+    sizes: Sequence[int | str],
+    dtypes: Sequence[torch.dtype],
+    dense: bool = False,
+    note: str = "",
+) -> NoReturn:
+    kind = f"{'a contiguous ' if dense else ''}[{', '.join(map(str, sizes))}]"
+    types = f" of {' or '.join(map(str, dtypes))}" if dtypes else ""
+    refuse(f"{name} is {describe(value)}, expected {kind}{types}{note}")
+
+
+def check_topk_idx(topk_idx: Any, num_experts: int, num_ranks: int, device: torch.device | None = None) -> None:
+    """All but the values."""
+    check_count("num_experts", num_experts, 1)
+    require(
+        num_experts % num_ranks == 0,
+        lambda: f"num_experts is {num_experts}, allowed: positive multiples of the {num_ranks} ranks",
+    )
+    most = MOST_EXPERTS * num_ranks
+    require(num_experts <= most, lambda: f"num_experts is {num_experts}, allowed: at most {most} for {num_ranks} ranks")
+    check_tensor("topk_idx", topk_idx, ("tokens", "top-k"), ID_TYPES, device)
+    require(topk_idx.shape[1] >= 1, lambda: f"topk_idx is {describe(topk_idx)}, expected at least one column")
+
+
+def check_values(topk_idx: torch.Tensor, num_experts: int) -> None:
+    """Only on CPUs, where reading them needs no synchronization."""
+    largest = largest_id(topk_idx)
+    if largest is not None and largest >= num_experts:
+        refuse(f"topk_idx has the value {largest}, allowed: below num_experts ({num_experts})")
+
+
+@once_per_form
+def check_x(values: Any, scales: Any) -> None:
+    """x of a dispatch, with its scales or None."""
+    check_tensor("x", values, ("tokens", "hidden"), (), dense=True)
+    fits = values.element_size() <= 4 and values.shape[1] >= 1
+    require(
+        fits, lambda: f"x is {describe(values)}, allowed: elements of 1, 2 or 4 bytes, at least one in a row"
+    )
+    if scales is not None:
+        sizes = (values.shape[0], "scales per token")
+        check_tensor("the tensor of scales", scales, sizes, (), values.device)
+        fits = scales.element_size() == 4 and scales.shape[1] >= 1
+        kind = f"[{sizes[0]}, scales per token] of 4-byte elements"
+        require(fits, lambda: f"the scales of x are {describe(scales)}, expected {kind}")
+
+
+@once_per_form
+def check_routing(
+    topk_idx: Any, topk_weights: Any, statistics: Any, values: torch.Tensor, num_experts: int, num_ranks: int
+) -> None:
+    """What goes with the rows of x, all but the values; weights and statistics may be None."""
+    check_topk_idx(topk_idx, num_experts, num_ranks, values.device)
+    same = topk_idx.shape[0] == values.shape[0]
+    require(same, lambda: f"x has {values.shape[0]} rows, expected those of topk_idx: {topk_idx.shape[0]}")
+    if topk_weights is not None:
+        check_tensor("topk_weights", topk_weights, topk_idx.shape, (torch.float32,), values.device)
+    if statistics is not None:
+        sizes = (num_experts // num_ranks,)
+        check_tensor("cumulative_local_expert_recv_stats", statistics, sizes, (torch.int32,), values.device)
+
+
+@once_per_form
+def check_layout(topk_idx: Any, num_experts: int, num_ranks: int) -> None:
+    check_topk_idx(topk_idx, num_experts, num_ranks)
+
+
+@once_per_form
+def check_normal(
+    per_rank: Any,
+    is_in_rank: Any,
+    per_expert: Any,
+    topk_idx: Any,
+    topk_weights: Any,
+    alignment: int,
+    num_worst_tokens: int,
+    values: torch.Tensor,
+    num_ranks: int,
+) -> None:
+    """A fresh dispatch in normal mode, all but x and the values; the first three: of get_dispatch_layout."""
+    device, int32 = values.device, (torch.int32,)
+    counts: dict[str, tuple[Any, Sequence[int | str], Sequence[torch.dtype]]] = {
+        "num_tokens_per_rank": (per_rank, (num_ranks,), int32),
+        "is_token_in_rank": (is_in_rank, (values.shape[0], num_ranks), (torch.bool,)),
+        "num_tokens_per_expert": (per_expert, ("num_experts",), int32),
+    }
+    for name, (tensor, sizes, dtypes) in counts.items():
+        if tensor is None:
+            refuse(f"{name} is None, expected what get_dispatch_layout returned (or a handle)")
+        check_tensor(name, tensor, sizes, dtypes, device)
+    num = len(per_expert)
+    fits = num > 0 and num % num_ranks == 0
+    require(fits, lambda: f"num_tokens_per_expert has {num} numbers, expected a positive multiple of {num_ranks}")
+    both = (topk_idx is None) == (topk_weights is None)
+    require(both, "one of topk_idx and topk_weights is None, allowed: both or none")
+    if topk_idx is not None:
+        check_routing(topk_idx, topk_weights, None, values, num, num_ranks)
+    check_count("expert_alignment", alignment, 1)
+    check_count("num_worst_tokens", num_worst_tokens, 0, most=INT32_MAX)
+    require(num_worst_tokens == 0 or topk_idx is not None, "topk_idx is None, expected with num_worst_tokens")
+
+
+@once_per_form
+def check_combine(
+    x: Any,
+    topk_weights: Any,
+    bias: Any,
+    bias2: Any,
+    num_rows: int,
+    num_tokens: int,
+    columns_of_weights: int | None,
+    like: torch.Tensor,
+    only_bf16: bool,
+) -> None:
+    """columns_of_weights: 0 where weights are of one dimension, None for any number; like: on the device of all."""
+    types = (torch.bfloat16,) if only_bf16 else (torch.bfloat16, torch.float16, torch.float32)
+    check_tensor("x", x, (num_rows, ".."), types, like.device, True, ", the rows that dispatch returned")
+    require(x.shape[1] >= 1, lambda: f"x is {describe(x)}, expected at least one column")
+    for given in (bias, bias2):
+        if given is not None:
+            check_tensor("bias", given, (num_tokens, x.shape[1]), (x.dtype,), like.device)
+    if topk_weights is not None:
+        dense = columns_of_weights is None
+        sizes = (num_rows,) if columns_of_weights == 0 else (num_rows, columns_of_weights or "columns")
+        check_tensor("topk_weights", topk_weights, sizes, (torch.float32,), like.device, dense)
+
+
+def biases_of(bias: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """None, a tensor, or up to two of them."""
+    if bias is None:
+        return None, None
+    given = tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
+    fits = len(given) <= 2 and all(isinstance(one, torch.Tensor) for one in given)
+    require(fits, lambda: f"bias is of type {type(bias).__name__}, allowed: None, a tensor, or two of them")
+    first, second, *_ = (*given, None, None)
+    return first, second
