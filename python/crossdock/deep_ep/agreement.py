@@ -15,15 +15,12 @@ import torch
 
 from crossdock._core import column_sums, host_bytes
 from crossdock.deep_ep.config import align
-from crossdock.deep_ep.errors import WrongCall, refuse
-from crossdock.deep_ep.ranks import Ranks
+from crossdock.deep_ep.errors import refuse
+from crossdock.deep_ep.ranks import SETTINGS_BYTES, Ranks, Settings, expect_same, said
 from crossdock.deep_ep.rows import row_bytes_of
 
-# By their names, what must be the same on all ranks. The first is the kind of call, on which the names depend.
-CallForm = dict[str, object]
-_FORM_BYTES = 256
 _OWN = struct.Struct("<2q")  # tokens and rows, which may differ
-_FIRST_COUNT = (_FORM_BYTES + _OWN.size) // 4  # among all words
+_FIRST_COUNT = (SETTINGS_BYTES + _OWN.size) // 4  # among all words
 # Bytes of counts that go with the header, in all calls alike, so that ranks with different numbers of experts still
 # exchange messages of one size.
 _FIRST_BYTES = 2048
@@ -37,7 +34,7 @@ def call_form(
     topk: int,
     weights: torch.Tensor | None,
     most: tuple[str, int],
-) -> CallForm:
+) -> Settings:
     """kind: without its "a dispatch"; most: name and value of the argument that bounds rows, 0: ranks may differ."""
     return {
         "kind of call": f"a dispatch {kind}",
@@ -60,18 +57,17 @@ class Agreement:
     """
 
     def __init__(
-        self, ranks: Ranks, form: CallForm, tokens: int, rows: int, counts: tuple[torch.Tensor, torch.Tensor] | None
+        self, ranks: Ranks, form: Settings, tokens: int, rows: int, counts: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
         counted = b"" if counts is None else _bytes_of(*counts)
-        said = "\n".join(map(str, form.values())).encode().ljust(_FORM_BYTES)
         # The same size in all calls, so that a mismatch between ranks is found and reported.
-        parts = ranks.gather(said + _OWN.pack(tokens, rows) + counted[:_FIRST_BYTES].ljust(_FIRST_BYTES, b"\0"))
-        if any([not part.startswith(said) for part in parts]):
-            _refuse(form, [part[:_FORM_BYTES].decode().strip().split("\n") for part in parts])
+        first = counted[:_FIRST_BYTES].ljust(_FIRST_BYTES, b"\0")
+        parts = ranks.gather(said(form) + _OWN.pack(tokens, rows) + first)
+        expect_same(form, parts)
         if len(counted) > _FIRST_BYTES:
             more = ranks.gather(counted[_FIRST_BYTES:])
             parts = [first + rest for first, rest in zip(parts, more, strict=True)]
-        self._own = [_OWN.unpack_from(part, _FORM_BYTES) for part in parts]
+        self._own = [_OWN.unpack_from(part, SETTINGS_BYTES) for part in parts]
         self.most_tokens, self.most_rows = map(max, zip(*self._own, strict=True))
         self._parts, self._rank, self._num_ranks = parts, ranks.rank, ranks.size
         self._local = 0 if counts is None else counts[1].shape[0] // ranks.size  # experts
@@ -105,13 +101,3 @@ def _bytes_of(per_rank: torch.Tensor, per_expert: torch.Tensor) -> bytes:
     if counted is None:
         counted = torch.cat([per_rank, per_expert]).int().cpu().numpy().tobytes()
     return counted
-
-
-def _refuse(form: CallForm, said: list[list[str]]) -> None:
-    for name, values in zip(form, zip(*said, strict=True), strict=True):
-        if len(set(values)) > 1:
-            rank = next(rank for rank, value in enumerate(values) if value != values[0])
-            raise WrongCall(
-                f"{name}: the ranks' values are [{', '.join(values)}], expected the same on all: rank 0 has "
-                f"{values[0]}, rank {rank} has {values[rank]}"
-            )

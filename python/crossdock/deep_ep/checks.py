@@ -48,6 +48,16 @@ def check_count(name: str, value: object, least: int, allowed: str = "", most: i
     require(is_whole(value, least, most), lambda: f"{name} is {value!r}, allowed: at most {most}")
 
 
+def check_counts(least: int, **values: object) -> None:
+    """Whole numbers, by their names."""
+    for name, value in values.items():
+        check_count(name, value, least)
+
+
+def check_sms(num_sms: object) -> None:
+    check_count("num_sms", num_sms, 0, most=INT32_MAX)
+
+
 def describe(value: object) -> str:
     if not isinstance(value, torch.Tensor):
         return f"of type {type(value).__name__}"

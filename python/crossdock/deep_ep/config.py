@@ -6,8 +6,7 @@ Crossdock sizes its own memory, so these are hints for callers, which compare si
 
 from __future__ import annotations
 
-import numbers
-
+from crossdock.deep_ep.checks import check_counts
 from crossdock.deep_ep.errors import require
 
 SIZE_UNIT = 128
@@ -17,11 +16,6 @@ NODE_RANKS = 8  # what callers take for a node where they ask by a number of ran
 
 def align(value: int, unit: int) -> int:
     return -(-value // unit) * unit
-
-
-def _expect_positive(name: str, value: int) -> None:
-    fits = isinstance(value, numbers.Integral) and int(value) >= 1
-    require(fits, lambda: f"{name} is {value!r}, allowed: 1 and more")
 
 
 class Config:
@@ -35,30 +29,27 @@ class Config:
         num_max_rdma_chunked_send_tokens: int = 6,
         num_max_rdma_chunked_recv_tokens: int = 256,
     ) -> None:
-        values = {
-            "num_sms": num_sms,
-            "num_max_nvl_chunked_send_tokens": num_max_nvl_chunked_send_tokens,
-            "num_max_nvl_chunked_recv_tokens": num_max_nvl_chunked_recv_tokens,
-            "num_max_rdma_chunked_send_tokens": num_max_rdma_chunked_send_tokens,
-            "num_max_rdma_chunked_recv_tokens": num_max_rdma_chunked_recv_tokens,
-        }
-        for name, value in values.items():
-            _expect_positive(name, value)
+        check_counts(
+            1,
+            num_sms=num_sms,
+            num_max_nvl_chunked_send_tokens=num_max_nvl_chunked_send_tokens,
+            num_max_nvl_chunked_recv_tokens=num_max_nvl_chunked_recv_tokens,
+            num_max_rdma_chunked_send_tokens=num_max_rdma_chunked_send_tokens,
+            num_max_rdma_chunked_recv_tokens=num_max_rdma_chunked_recv_tokens,
+        )
         self._num_sms = num_sms
         self._nvl_tokens = num_max_nvl_chunked_recv_tokens
         self._rdma_tokens = num_max_rdma_chunked_recv_tokens
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes for num_nvl_bytes: positive, growing with both arguments."""
-        _expect_positive("hidden_bytes", hidden_bytes)
-        _expect_positive("num_ranks", num_ranks)
+        check_counts(1, hidden_bytes=hidden_bytes, num_ranks=num_ranks)
         ranks = min(num_ranks, NODE_RANKS)
         return align(self._num_sms * ranks * self._nvl_tokens * (hidden_bytes + 256) // 2, SIZE_UNIT)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes for num_rdma_bytes; 0 where the ranks are those of one node."""
-        _expect_positive("hidden_bytes", hidden_bytes)
-        _expect_positive("num_ranks", num_ranks)
+        check_counts(1, hidden_bytes=hidden_bytes, num_ranks=num_ranks)
         if num_ranks <= NODE_RANKS:
             return 0
         nodes = -(-num_ranks // NODE_RANKS)
@@ -89,9 +80,8 @@ def shape_of_hint(num_bytes: int, num_ranks: int) -> tuple[int, int, int] | None
 
 def low_latency_bytes(max_tokens: int, hidden: int, num_ranks: int, num_experts: int) -> int:
     """Bytes of rows, headers and counts of two operations in flight; grows with each argument."""
-    values = {"num_max_dispatch_tokens_per_rank": max_tokens, "hidden": hidden, "num_ranks": num_ranks}
-    for name, value in (values | {"num_experts": num_experts}).items():
-        _expect_positive(name, value)
+    sizes = {"hidden": hidden, "num_ranks": num_ranks, "num_experts": num_experts}
+    check_counts(1, num_max_dispatch_tokens_per_rank=max_tokens, **sizes)
     rows = max(num_experts, num_ranks) * max_tokens
     num_bytes = align(2 * (rows * (2 * hidden + 128) + 8 * (num_experts + num_ranks)), SIZE_UNIT)
     if num_experts % num_ranks == 0 and hidden % 8 == 0:

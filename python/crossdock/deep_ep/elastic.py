@@ -6,17 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from crossdock._core import Communicator
 from crossdock.copies import Shared
-from crossdock.deep_ep.checks import INT32_MAX, biases_of, check_count, check_routing, check_x, is_tensor, is_whole
+from crossdock.deep_ep.checks import biases_of, check_count, check_counts, check_routing, check_sms, check_x, is_tensor
 from crossdock.deep_ep.config import align
-from crossdock.deep_ep.elastic_dispatch import DispatchForm, Elastic
-from crossdock.deep_ep.errors import refuse, require, require_state
+from crossdock.deep_ep.elastic_dispatch import Elastic
+from crossdock.deep_ep.errors import refuse, refuse_state, require, require_state
 from crossdock.deep_ep.events import EventHandle, EventOverlap
 from crossdock.deep_ep.handles import EPHandle
-from crossdock.deep_ep.ranks import ELASTIC_BUFFER, Ranks, hosts_of, size_of
+from crossdock.deep_ep.ranks import Ranks, hosts_of, node_size_of, size_of
 from crossdock.deep_ep.streams import CommStream, Event
 
 __all__ = ["EPHandle", "ElasticBuffer", "get_logical_domain_size", "get_physical_domain_size"]
@@ -32,7 +30,8 @@ class Runtime:
     """The resources of an ElasticBuffer until it is destroyed."""
 
     def __init__(self, group: Any, rounds_between: bool) -> None:
-        self.ranks = Ranks(group, None, ELASTIC_BUFFER, rounds_between)
+        settings: dict[str, object] = {"class": "ElasticBuffer", "allow_multiple_reduction": bool(rounds_between)}
+        self.ranks = Ranks(group, None, settings)
         self.stream = CommStream()
         self.elastic = Elastic(self.ranks, rounds_between)
 
@@ -73,7 +72,7 @@ class ElasticBuffer(Shared):
         explicitly_destroy: bool = False,
     ) -> None:
         require(group is not None, "group is None, expected a ProcessGroup")
-        _check_sizes(num_max_tokens_per_rank, hidden, num_topk)
+        hint = ElasticBuffer.get_buffer_size_hint(group, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch)
         if num_bytes is not None:
             check_count("num_bytes", num_bytes, 0, "0 and more, or None")
         self.group = group
@@ -83,17 +82,7 @@ class ElasticBuffer(Shared):
         self.allow_multiple_reduction = allow_multiple_reduction
         self.prefer_overlap_with_compute = prefer_overlap_with_compute
         self.explicitly_destroy = explicitly_destroy
-        self.num_bytes: int = num_bytes or 0
-        if num_bytes is None:
-            self.num_bytes = ElasticBuffer.get_buffer_size_hint(
-                group,
-                num_max_tokens_per_rank,
-                hidden,
-                num_topk,
-                use_fp8_dispatch,
-                allow_hybrid_mode,
-                allow_multiple_reduction,
-            )
+        self.num_bytes: int = hint if num_bytes is None else num_bytes
         self.runtime: Runtime | None = Runtime(group, allow_multiple_reduction)
         ranks = self.runtime.ranks
         self.rank_idx, self.num_ranks = ranks.rank, ranks.size
@@ -115,7 +104,7 @@ class ElasticBuffer(Shared):
         allow_multiple_reduction: bool = True,
     ) -> int:
         """A number of bytes, a multiple of 2 MiB, that grows with tokens, hidden and top-k."""
-        _check_sizes(num_max_tokens_per_rank, hidden, num_topk)
+        check_counts(0, num_max_tokens_per_rank=num_max_tokens_per_rank, hidden=hidden, num_topk=num_topk)
         row_bytes = hidden * (1 if use_fp8_dispatch else 2) + hidden // 32 + 8 * (num_topk or LARGEST_TOPK)
         return align(max(1, size_of(group) * num_max_tokens_per_rank * (row_bytes + 2 * hidden)), SIZE_UNIT)
 
@@ -130,11 +119,7 @@ class ElasticBuffer(Shared):
         sm_write_gbs: float = 50,
     ) -> int:
         """SMs of operations whose num_sms is 0: by prefer_overlap_with_compute alone, and no more than there are."""
-        usual = NUM_SMS[bool(self.prefer_overlap_with_compute)]
-        if not torch.cuda.is_initialized():
-            return usual
-        there: int = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-        return max(4, min(usual, there // 2 * 2))
+        return usual_sms(self.prefer_overlap_with_compute)
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         check_count("num_sms", num_sms, 0)
@@ -147,8 +132,7 @@ class ElasticBuffer(Shared):
 
     def _open(self) -> Runtime:
         if self.runtime is None:
-            require_state(False, "the buffer is destroyed")
-        assert self.runtime is not None
+            refuse_state("the buffer is destroyed")
         return self.runtime
 
     def get_comm_stream(self) -> torch.cuda.Stream:
@@ -215,53 +199,22 @@ class ElasticBuffer(Shared):
             most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
             numbers = num_experts, most, expert_alignment, num_sms, do_expand, is_exact
             arguments = values, scales, topk_idx, topk_weights, statistics, *numbers
-            form = runtime.elastic.groups.forms.find(*arguments)
+            form = runtime.elastic.forms.find(*arguments)
             if form is None:
-                form = self._form_of(*arguments)
-                runtime.elastic.groups.forms.keep(form, *arguments)
+                form = runtime.elastic.form_of(*arguments, usual_sms(self.prefer_overlap_with_compute))
+                runtime.elastic.forms.keep(form, *arguments)
             given = form, values, scales, topk_idx, topk_weights, statistics, bool(do_handle_copy), *settings
             made, event = runtime.stream.run(values.device, runtime.elastic.dispatch, given, *events)
         else:
             _check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, do_expand)
-            _check_sms(num_sms)
+            if num_sms != 0:
+                check_sms(num_sms)
             check_x(values, scales)
             runtime.elastic.lease_of(handle)
             check_routing(handle._lease.topk_idx, topk_weights, statistics, values, handle.num_experts, self.num_ranks)
             again = handle, values, scales, topk_weights, statistics, num_sms, *settings
             made, event = runtime.stream.run(values.device, runtime.elastic.dispatch_again, again, *events)
         return *made, event
-
-    def _form_of(
-        self,
-        x: Any,
-        scales: Any,
-        topk_idx: Any,
-        topk_weights: Any,
-        statistics: Any,
-        num_experts: Any,
-        most: Any,
-        expert_alignment: Any,
-        num_sms: Any,
-        do_expand: bool,
-        is_exact: bool,
-    ) -> DispatchForm:
-        """Checks the arguments of a fresh dispatch, all but the values. most: num_max_tokens_per_rank."""
-        _check_sms(num_sms)
-        check_x(x, scales)
-        require(topk_idx is not None, "topk_idx is None, expected [tokens, top-k] (or a handle)")
-        require(num_experts is not None, "num_experts is None, expected a number (or a handle)")
-        check_routing(topk_idx, topk_weights, statistics, x, num_experts, self.num_ranks)
-        alignment = 1 if expert_alignment is None else expert_alignment
-        fits = is_whole(alignment, 1, INT32_MAX)
-        require(fits, lambda: f"expert_alignment is {alignment!r}, allowed: 1..{INT32_MAX}")
-        check_count("num_max_tokens_per_rank", most, 0, most=INT32_MAX)
-        require(is_exact or most > 0, "num_max_tokens_per_rank is 0, allowed without CPU sync: 1 and more")
-        num_tokens = x.shape[0]
-        fits = most == 0 or num_tokens <= most
-        require(fits, lambda: f"x has {num_tokens} rows, allowed: at most num_max_tokens_per_rank ({most})")
-        sms = num_sms or self.get_theoretical_num_sms(num_experts, topk_idx.shape[1])
-        numbers = do_expand, num_experts, alignment, most or num_tokens, sms, is_exact
-        return self._open().elastic.form_of(x, scales, topk_idx, topk_weights, *numbers)
 
     def combine(
         self,
@@ -281,7 +234,8 @@ class ElasticBuffer(Shared):
         Returns (combined_x [T, H], combined_topk_weights [T, K] or None, event).
         """
         runtime = self._open()
-        _check_sms(num_sms)
+        if num_sms != 0:
+            check_sms(num_sms)
         is_tensor("x", x)
         arguments = x, handle, topk_weights, biases_of(bias), num_sms
         events = previous_event, async_with_compute_stream, previous_event_before_epilogue
@@ -289,15 +243,12 @@ class ElasticBuffer(Shared):
         return sums, weights, event
 
 
-def _check_sizes(num_max_tokens_per_rank: int, hidden: int, num_topk: int) -> None:
-    check_count("num_max_tokens_per_rank", num_max_tokens_per_rank, 0)
-    check_count("hidden", hidden, 0)
-    check_count("num_topk", num_topk, 0)
-
-
-def _check_sms(num_sms: Any) -> None:
-    if num_sms != 0:
-        check_count("num_sms", num_sms, 0, most=INT32_MAX)
+def usual_sms(prefers_overlap: object) -> int:
+    usual = NUM_SMS[bool(prefers_overlap)]
+    if not torch.cuda.is_initialized():
+        return usual
+    there: int = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    return max(4, min(usual, there // 2 * 2))
 
 
 def _check_again(
@@ -318,15 +269,8 @@ def _check_again(
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:
     """(nodes, ranks per node), by host names. Collective."""
-    from crossdock.torch.communicators import name_of_host
-
-    hosts: list[Any] = [None] * size_of(group)
-    if isinstance(group, Communicator):
-        hosts = hosts_of(group)
-    else:
-        dist.all_gather_object(hosts, name_of_host(), group=group)
-    of_host = {hosts.count(host) for host in hosts}
-    node = of_host.pop() if len(of_host) == 1 else len(hosts)
+    hosts = hosts_of(group)
+    node = node_size_of(hosts)
     return len(hosts) // node, node
 
 

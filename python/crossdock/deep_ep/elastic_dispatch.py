@@ -9,14 +9,23 @@ from typing import Any, NamedTuple
 import torch
 
 from crossdock._core import ElasticLease, ElasticPlan, count_routing
-from crossdock.deep_ep.agreement import Agreement, CallForm, call_form
-from crossdock.deep_ep.checks import INT32_MAX, check_combine, check_values
+from crossdock.deep_ep.agreement import Agreement, call_form
+from crossdock.deep_ep.checks import (
+    INT32_MAX,
+    check_combine,
+    check_count,
+    check_routing,
+    check_sms,
+    check_values,
+    check_x,
+    is_whole,
+)
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.elastic_groups import ElasticGroups, Kind
-from crossdock.deep_ep.errors import refuse
+from crossdock.deep_ep.errors import refuse, require
 from crossdock.deep_ep.handles import EPHandle
 from crossdock.deep_ep.normal import Biases
-from crossdock.deep_ep.ranks import Ranks
+from crossdock.deep_ep.ranks import Ranks, Settings
 from crossdock.deep_ep.rows import UNIT, goes_as_it_is, padded_bytes, row_bytes_of, tag_of_dispatch
 from crossdock.errors import RemoteError
 
@@ -43,46 +52,57 @@ class DispatchForm:
     max_tokens: int
     num_sms: int
     is_exact: bool  # as many output rows as arrive; else as many as could
-    agreed: CallForm
+    agreed: Settings
     row_bytes: int  # that groups must carry
     tag: int
     is_carried: bool  # all tensors go to the library as they are
     sizes: Sizes | None = None  # of calls that are not exact, once ranks have agreed on them
 
 
-class Elastic:
+class Elastic(ElasticGroups):
     """The operations of one ElasticBuffer. rounds_between: its allow_multiple_reduction."""
 
     def __init__(self, ranks: Ranks, rounds_between: bool) -> None:
-        self.ranks = ranks
-        self.groups = ElasticGroups(ranks)
+        super().__init__(ranks)
         self.rounds_between = rounds_between
         self._compared: set[tuple[object, ...]] = set()  # forms of calls without CPU sync
 
-    def close(self) -> None:
-        """Collective."""
-        self.groups.close()
-
     def lease_of(self, handle: Any) -> ElasticLease:
         lease = handle._lease if isinstance(handle, EPHandle) else None
-        return self.groups.expect_own(lease, handle, "an EPHandle that a dispatch returned")
+        return self.expect_own(lease, handle, "an EPHandle that a dispatch returned")
 
     def form_of(
         self,
-        x: torch.Tensor,
-        scales: torch.Tensor | None,
-        topk_idx: torch.Tensor,
-        topk_weights: torch.Tensor | None,
+        x: Any,
+        scales: Any,
+        topk_idx: Any,
+        topk_weights: Any,
+        statistics: Any,
+        num_experts: Any,
+        most: Any,
+        expert_alignment: Any,
+        num_sms: Any,
         do_expand: bool,
-        num_experts: int,
-        alignment: int,
-        max_tokens: int,
-        num_sms: int,
         is_exact: bool,
+        usual_sms: int,
     ) -> DispatchForm:
-        """Arguments are checked."""
-        kind, most = ("with CPU sync", 0) if is_exact else ("without CPU sync", max_tokens)
-        bound = "num_max_tokens_per_rank", most
+        """Checks the arguments of a fresh dispatch, all but the values. most: num_max_tokens_per_rank."""
+        check_sms(num_sms)
+        check_x(x, scales)
+        require(topk_idx is not None, "topk_idx is None, expected [tokens, top-k] (or a handle)")
+        require(num_experts is not None, "num_experts is None, expected a number (or a handle)")
+        check_routing(topk_idx, topk_weights, statistics, x, num_experts, self.ranks.size)
+        alignment = 1 if expert_alignment is None else expert_alignment
+        fits = is_whole(alignment, 1, INT32_MAX)
+        require(fits, lambda: f"expert_alignment is {alignment!r}, allowed: 1..{INT32_MAX}")
+        check_count("num_max_tokens_per_rank", most, 0, most=INT32_MAX)
+        require(is_exact or most > 0, "num_max_tokens_per_rank is 0, allowed without CPU sync: 1 and more")
+        num_tokens = x.shape[0]
+        fits = most == 0 or num_tokens <= most
+        require(fits, lambda: f"x has {num_tokens} rows, allowed: at most num_max_tokens_per_rank ({most})")
+
+        kind, bound = ("with CPU sync", 0) if is_exact else ("without CPU sync", most)
+        form = kind, x, scales, num_experts, topk_idx.shape[1], topk_weights, ("num_max_tokens_per_rank", bound)
         # Rows and scales that go, and bf16 rows that return: as fp32 where a rank must not round its sums.
         beside = 0 if scales is None else align(row_bytes_of(scales), UNIT)
         returning = padded_bytes((4 if self._sums_fp32(do_expand) else 2) * x.shape[1])
@@ -91,13 +111,13 @@ class Elastic:
             do_expand,
             num_experts,
             alignment,
-            max_tokens,
-            num_sms,
+            most or num_tokens,
+            num_sms or usual_sms,
             is_exact,
-            call_form(kind, x, scales, num_experts, topk_idx.shape[1], topk_weights, bound),
+            call_form(*form),
             max(padded_bytes(row_bytes_of(x)) + beside, returning),
             tag_of_dispatch(x, scales),
-            is_dense and goes_as_it_is(x) and x.shape[0] > 0,
+            is_dense and goes_as_it_is(x) and num_tokens > 0,
         )
 
     def dispatch(
@@ -118,7 +138,7 @@ class Elastic:
         plan, max_tokens, num_tokens, num_expanded, expert_counts = sizes
         numbers = num_expanded if form.do_expand else num_tokens, num_tokens, form.num_sms, form.tag
         tensors = x, scales, topk_idx, topk_weights, statistics
-        sent = self.groups.dispatch(plan, form.is_carried, *tensors, *numbers, *settings)
+        sent = self.send(plan, form.is_carried, *tensors, *numbers, *settings)
         rows, sf, ids, weights, lease, kept, sources, rank_ends, counted, ends = sent
         handle = EPHandle(
             form.do_expand,
@@ -166,7 +186,7 @@ class Elastic:
             num_expanded = sum(expert_counts) if form.is_exact else align(most, alignment)
         budget = 0 if form.is_exact else num_expanded if form.do_expand else num_tokens
         for_all = x.device, num_experts, topk, most_tokens, form.row_bytes, form.do_expand, budget
-        plan = self.groups.plan(Kind(*for_all, alignment, max_tokens))
+        plan = self.plan(Kind(*for_all, alignment, max_tokens))
         sizes = Sizes(plan, max_tokens, num_tokens, num_expanded, expert_counts)
         if not form.is_exact:
             form.sizes = sizes
@@ -175,7 +195,7 @@ class Elastic:
     def _sums_fp32(self, do_expand: bool) -> bool:
         return do_expand and not self.rounds_between
 
-    def _compare(self, agreed: CallForm, is_cpu: bool) -> None:
+    def _compare(self, agreed: Settings, is_cpu: bool) -> None:
         """Ranks compare their calls without CPU sync: on GPUs, where such calls wait for no rank, only at first."""
         form = tuple(agreed.values())
         if not is_cpu and form in self._compared:
@@ -200,7 +220,7 @@ class Elastic:
     ) -> Dispatched:
         lease, sms = self.lease_of(handle), num_sms or handle.num_sms
         arguments = x, scales, topk_weights, statistics, sms, zero_padding, column_major
-        return *self.groups.dispatch_again(lease, *arguments), handle
+        return *self.send_again(lease, *arguments), handle
 
     def combine(
         self, x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None, biases: Biases, num_sms: int
@@ -208,13 +228,13 @@ class Elastic:
         """num_sms 0: the handle's."""
         lease, sms, sums_fp32 = self.lease_of(handle), num_sms or handle.num_sms, self._sums_fp32(handle.do_expand)
         if topk_weights is None and biases[0] is None and not sums_fp32:
-            sums = self.groups.combine_known(lease, x, sms)
+            sums = self.add_up_known(lease, x, sms)
             if sums is not None:
                 return sums
         columns = 0 if handle.do_expand else lease.topk_idx.shape[1]
         check_combine(x, topk_weights, *biases, lease.num_rows, lease.num_tokens, columns, lease.topk_idx, True)
         if not sums_fp32:
-            return self.groups.combine(lease, x, topk_weights, biases, sms)
+            return self.add_up(lease, x, topk_weights, biases, sms)
         first, second = (None if bias is None else bias.float() for bias in biases)
-        rounded, weights = self.groups.combine(lease, x.float(), topk_weights, (first, second), sms)
+        rounded, weights = self.add_up(lease, x.float(), topk_weights, (first, second), sms)
         return rounded.to(x.dtype), weights

@@ -25,7 +25,7 @@ from crossdock._core import (
 )
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import refuse, require, require_state
-from crossdock.deep_ep.groups import PooledGroup, is_capturing
+from crossdock.deep_ep.groups import PooledGroup
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.rows import (
     UNIT,
@@ -136,14 +136,6 @@ class ElasticGroups:
         if found is not None:
             if kind.most_tokens <= found.tokens and kind.row_bytes <= found.row_bytes and kind.topk <= found.topk:
                 return found.pool
-        is_captured = is_capturing()
-        require_state(
-            not is_captured,
-            lambda: (
-                f"the first call with {kind.most_tokens} tokens, {kind.row_bytes} bytes per row, {kind.num_experts} "
-                f"experts and {budget} rows grows the buffer, which cannot be captured: make one such call before"
-            ),
-        )
         tokens = found.tokens if found else SMALLEST_TOKENS[algorithm]
         while tokens < kind.most_tokens:
             tokens *= 2
@@ -161,6 +153,7 @@ class ElasticGroups:
             self.ranks,
             kind.device,
             Layout.EXPERT_MAJOR if kind.by_expert else by_rank,
+            f"{kind.most_tokens} tokens, {kind.row_bytes} bytes per row, {kind.num_experts} experts and {budget} rows",
             algorithm=algorithm,
             num_experts=kind.num_experts,
             max_dispatch_tokens_per_rank=tokens,
@@ -189,7 +182,7 @@ class ElasticGroups:
         require_state(is_own, "handle is of another buffer: pass it to the buffer whose dispatch returned it")
         return lease
 
-    def dispatch(
+    def send(
         self,
         plan: ElasticPlan,
         is_carried: bool,
@@ -210,7 +203,7 @@ class ElasticGroups:
         came, *others = call(elastic_dispatch, plan, as_carried(x), scales, *routing, *numbers)
         return from_carried(came, x), *others
 
-    def dispatch_again(
+    def send_again(
         self,
         lease: ElasticLease,
         x: torch.Tensor,
@@ -254,14 +247,14 @@ class ElasticGroups:
         received = from_carried(came, x)
         return received if sf is None else (received, sf), ids, returned
 
-    def combine_known(
+    def add_up_known(
         self, lease: ElasticLease, x: Any, num_sms: int
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """The sums of rows alone, as they are; None: take combine, which checks and notes such rows."""
+        """The sums of rows alone, as they are; None: take add_up, which notes such rows."""
         tag: int | None = self._sums.find(x, lease.num_rows, lease.plan.pool.row_bytes)
         return None if tag is None else call(elastic_combine, lease, x, None, None, None, num_sms, tag)
 
-    def combine(
+    def add_up(
         self,
         lease: ElasticLease,
         x: torch.Tensor,

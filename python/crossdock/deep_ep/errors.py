@@ -30,6 +30,10 @@ def refuse(message: str) -> NoReturn:
     raise WrongArgument(message)
 
 
+def refuse_state(message: str) -> NoReturn:
+    raise WrongCall(message)
+
+
 def require_state(holds: bool, message: Message) -> None:
     if not holds:
         raise WrongCall(message if isinstance(message, str) else message())

@@ -13,7 +13,7 @@ import torch
 
 from crossdock._core import Kept, StreamEvent, current_stream_address
 from crossdock.copies import Uncopied
-from crossdock.deep_ep.errors import require, require_state
+from crossdock.deep_ep.errors import refuse_state, require, require_state
 
 
 _known_streams: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device and address
@@ -93,8 +93,7 @@ class EventOverlap(Uncopied):
         """Makes the current stream wait for the event, then calls the registered hook, once."""
         event, kept = self.event, self.kept
         if event is None:
-            require_state(False, "event is None: the call that returned it was not asynchronous")
-        assert event is not None
+            refuse_state("event is None: the call that returned it was not asynchronous")
         waiting = event.wait_here()
         if kept is not None and waiting is not None:
             kept.note_wait(waiting)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from crossdock._core import Group, Handle, Layout
-from crossdock.deep_ep.errors import require_state, translated
+from crossdock.deep_ep.errors import refuse_state, translated
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.errors import Error
 
@@ -27,7 +27,11 @@ class PooledGroup:
     calls, but whatever is captured with one of them is replayed in the order of its capture.
     """
 
-    def __init__(self, ranks: Ranks, device: torch.device, layout: Layout, **fields: Any) -> None:
+    def __init__(self, ranks: Ranks, device: torch.device, layout: Layout, call: str, **fields: Any) -> None:
+        """Collective. call: the one that needs it, for messages; fields: of the group."""
+        if is_capturing():
+            message = f"the first call with {call} makes memory, which cannot be captured"
+            refuse_state(f"{message}: make one such call before")
         try:
             self.group = Group(ranks.communicator(device), **fields)
         except Error as error:
@@ -49,12 +53,11 @@ class PooledGroup:
         if not self.is_cpu and torch.cuda.is_current_stream_capturing():
             captured = self._free_captured[num_topk]
             found = _pop(captured) or _pop(free)
-            require_state(
-                found is not None,
-                "more dispatches are open at once than could be foreseen, in a capture, where no handle can be made: "
-                "have as many open in calls before the capture",
-            )
-            assert found is not None
+            if found is None:
+                refuse_state(
+                    "more dispatches are open at once than could be foreseen, in a capture, where no handle can be "
+                    "made: have as many open in calls before the capture"
+                )
             return found, captured
         return _pop(free) or self.group.init_handle(self._layout, num_topk), free
 

@@ -19,9 +19,9 @@ from crossdock._core import (
 from crossdock.copies import Shared
 from crossdock.deep_ep import config as sizes
 from crossdock.deep_ep.checks import (
-    INT32_MAX,
     biases_of,
     check_count,
+    check_counts,
     check_layout,
     check_normal,
     check_tensor,
@@ -31,12 +31,12 @@ from crossdock.deep_ep.checks import (
     is_whole,
 )
 from crossdock.deep_ep.config import Config
-from crossdock.deep_ep.errors import refuse, require, require_state
+from crossdock.deep_ep.errors import refuse, refuse_state, require, require_state
 from crossdock.deep_ep.events import EventHandle, EventOverlap
 from crossdock.deep_ep.handles import DispatchHandle
 from crossdock.deep_ep.low_latency import LowLatency, explained
 from crossdock.deep_ep.normal import Normal, expect_alike
-from crossdock.deep_ep.ranks import BUFFER, Ranks
+from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.streams import CommStream, Event
 from crossdock.errors import Error
 
@@ -90,14 +90,14 @@ class Buffer(Shared):
         *,
         use_fabric: bool = False,
     ) -> None:
-        check_count("num_nvl_bytes", num_nvl_bytes, 0)
-        check_count("num_rdma_bytes", num_rdma_bytes, 0)
+        check_counts(0, num_nvl_bytes=num_nvl_bytes, num_rdma_bytes=num_rdma_bytes)
         self.group = group
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
         self.enable_shrink = enable_shrink
-        ranks = Ranks(group, comm, BUFFER, low_latency_mode, enable_shrink)
+        flags = {"low_latency_mode": bool(low_latency_mode), "enable_shrink": bool(enable_shrink)}
+        ranks = Ranks(group, comm, {"class": "Buffer", **flags})
         self.rank, self.group_size = ranks.rank, ranks.size
         self.runtime: Runtime | None = Runtime(ranks, enable_shrink)
         if low_latency_mode:
@@ -153,8 +153,7 @@ class Buffer(Shared):
 
     def _open(self) -> Runtime:
         if self.runtime is None:
-            require_state(False, "the buffer is destroyed")
-        assert self.runtime is not None
+            refuse_state("the buffer is destroyed")
         return self.runtime
 
     def destroy(self) -> None:
@@ -247,9 +246,8 @@ class Buffer(Shared):
         check_x(values, scales)
         if handle is not None:
             require(topk_idx is None and topk_weights is None, "topk_idx and topk_weights: not allowed with a handle")
-            again = values, scales, runtime.normal.lease_of(handle), sms
-            dispatch = runtime.normal.dispatch_again
-            received, event = runtime.stream.run(values.device, dispatch, again, previous_event, async_finish)
+            again, send = (runtime.normal.lease_of(handle), values, scales, None, None, sms), runtime.normal.send_again
+            (received, _, _), event = runtime.stream.run(values.device, send, again, previous_event, async_finish)
             return received, None, None, None, None, event
         layout: Any = num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert
         routing = topk_idx, topk_weights, expert_alignment, num_worst_tokens
@@ -287,8 +285,8 @@ class Buffer(Shared):
     def _low_latency(self, is_async: bool = False, is_split: bool = False) -> LowLatency:
         runtime = self.runtime
         if runtime is None or not self.low_latency_mode:
-            runtime = self._open()
-            require_state(False, "low_latency_mode is False: the buffer was made for the normal mode alone")
+            self._open()
+            refuse_state("low_latency_mode is False: the buffer was made for the normal mode alone")
         if is_async and is_split:
             refuse("async_finish and return_recv_hook are both True, allowed: one")
         return runtime.low_latency

@@ -153,19 +153,13 @@ class LowLatency:
         size = self._sizes.get(key)
         if size is not None and hidden <= size[1]:
             return size[0]
-        is_captured = is_capturing()
-        require_state(
-            not is_captured,
-            lambda: (
-                f"the first call with num_max_dispatch_tokens_per_rank {max_tokens}, hidden {hidden} and num_experts "
-                f"{num_experts} makes memory, which cannot be captured: make one such call before"
-            ),
-        )
+        call = f"num_max_dispatch_tokens_per_rank {max_tokens}, hidden {hidden} and num_experts {num_experts}"
         try:
             pool = PooledGroup(
                 self.ranks,
                 device,
                 Layout.EXPERT_MAJOR,
+                call,
                 algorithm=Algorithm.LOW_LATENCY,
                 num_experts=num_experts,
                 max_dispatch_tokens_per_rank=max_tokens,
@@ -177,8 +171,7 @@ class LowLatency:
             )
         except RemoteError as error:
             message = (
-                f"{error}; the first call with num_max_dispatch_tokens_per_rank {max_tokens}, hidden {hidden} and "
-                f"num_experts {num_experts} makes memory together with all ranks: with num_rdma_bytes as "
+                f"{error}; the first call with {call} makes memory together with all ranks: with num_rdma_bytes as "
                 "get_low_latency_rdma_size_hint says for it, the constructor does"
             )
             raise RemoteError(message) from error
@@ -242,9 +235,7 @@ class LowLatency:
         key = x, topk_idx, statistics, waiting, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0
         form: Form | None = self.forms.find(*key)
         if form is None:
-            arguments = x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0
-            _check_dispatch(*arguments, statistics, waiting, self.ranks.size)
-            form = self._form_of(*arguments)
+            form = self._form_of(*key)
             self.forms.keep(form, *key)
         if form.is_cpu:
             check_values(topk_idx, num_experts)
@@ -276,16 +267,38 @@ class LowLatency:
 
     def _form_of(
         self,
-        x: torch.Tensor,
-        topk_idx: torch.Tensor,
-        max_tokens: int,
-        num_experts: int,
+        x: Any,
+        topk_idx: Any,
+        statistics: Any,
+        waiting: Any,
+        max_tokens: Any,
+        num_experts: Any,
         use_fp8: bool,
         round_scale: bool,
         use_ue8m0: bool,
     ) -> Form:
-        (num_tokens, hidden), topk, device = x.shape, topk_idx.shape[1], x.device
-        local, slots = num_experts // self.ranks.size, self.ranks.size * max_tokens
+        """Checks the arguments of a dispatch, all but the values."""
+        check_count("num_max_dispatch_tokens_per_rank", max_tokens, 1, most=INT32_MAX)
+        check_tensor("x", x, ("tokens", "hidden"), (torch.bfloat16,), dense=True)
+        check_topk_idx(topk_idx, num_experts, self.ranks.size, x.device)
+        require(topk_idx.is_contiguous(), "topk_idx is not contiguous")
+        (num_tokens, hidden), topk, device, size = x.shape, topk_idx.shape[1], x.device, self.ranks.size
+        of_ids = topk_idx.shape[0]
+        require(num_tokens == of_ids, lambda: f"x has {num_tokens} rows, topk_idx {of_ids}: expected the same")
+        require(
+            num_tokens <= max_tokens,
+            lambda: f"x has {num_tokens} rows, allowed: at most num_max_dispatch_tokens_per_rank ({max_tokens})",
+        )
+        unit = 4 * BLOCK if use_ue8m0 else BLOCK if use_fp8 else 8
+        fits = hidden >= unit and hidden % unit == 0
+        require(fits, lambda: f"x has {hidden} columns, allowed here: multiples of {unit}")
+        require(not use_ue8m0 or round_scale, "use_ue8m0 is True and round_scale False, allowed: both True")
+        require(not use_ue8m0 or use_fp8, "use_ue8m0 is True and use_fp8 False, allowed: both True")
+        if statistics is not None:
+            sizes = (num_experts // size,)
+            check_tensor("cumulative_local_expert_recv_stats", statistics, sizes, (torch.int32,), x.device)
+        _check_waiting("dispatch_wait_recv_cost_stats", waiting, size, device)
+        local, slots = num_experts // size, size * max_tokens
         pool = self.pool(device, max_tokens, hidden, num_experts)
         by_column, scales = use_fp8 and not use_ue8m0, None
         if use_fp8:
@@ -438,40 +451,6 @@ def as_dispatched(
     weights = torch.where(is_moved, moved, topk_weights + moved)
     is_kept = ~is_moved | pairs.any(dim=1)
     return torch.where(is_kept, dispatched, -1), weights
-
-
-def _check_dispatch(
-    x: Any,
-    topk_idx: Any,
-    max_tokens: Any,
-    num_experts: Any,
-    use_fp8: bool,
-    round_scale: bool,
-    use_ue8m0: bool,
-    statistics: Any,
-    waiting: Any,
-    num_ranks: int,
-) -> None:
-    check_count("num_max_dispatch_tokens_per_rank", max_tokens, 1, most=INT32_MAX)
-    check_tensor("x", x, ("tokens", "hidden"), (torch.bfloat16,), dense=True)
-    check_topk_idx(topk_idx, num_experts, num_ranks, x.device)
-    require(topk_idx.is_contiguous(), "topk_idx is not contiguous")
-    num_tokens, hidden = x.shape
-    of_ids = topk_idx.shape[0]
-    require(num_tokens == of_ids, lambda: f"x has {num_tokens} rows, topk_idx {of_ids}: expected the same")
-    require(
-        num_tokens <= max_tokens,
-        lambda: f"x has {num_tokens} rows, allowed: at most num_max_dispatch_tokens_per_rank ({max_tokens})",
-    )
-    unit = 4 * BLOCK if use_ue8m0 else BLOCK if use_fp8 else 8
-    fits = hidden >= unit and hidden % unit == 0
-    require(fits, lambda: f"x has {hidden} columns, allowed here: multiples of {unit}")
-    require(not use_ue8m0 or round_scale, "use_ue8m0 is True and round_scale False, allowed: both True")
-    require(not use_ue8m0 or use_fp8, "use_ue8m0 is True and use_fp8 False, allowed: both True")
-    if statistics is not None:
-        sizes = (num_experts // num_ranks,)
-        check_tensor("cumulative_local_expert_recv_stats", statistics, sizes, (torch.int32,), x.device)
-    _check_waiting("dispatch_wait_recv_cost_stats", waiting, num_ranks, x.device)
 
 
 def _check_combine(

@@ -14,7 +14,6 @@ from crossdock.deep_ep.config import align
 from crossdock.deep_ep.elastic_groups import ElasticGroups, Kind
 from crossdock.deep_ep.errors import refuse
 from crossdock.deep_ep.handles import DispatchHandle
-from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.rows import UNIT, padded_bytes, row_bytes_of, tag_of_dispatch
 
 MOST_TARGETS = 64  # columns of a group's routing
@@ -49,18 +48,14 @@ def expect_alike(layout: tuple[torch.Tensor, torch.Tensor, torch.Tensor], topk_i
         refuse(f"is_token_in_rank[{token}, {rank}] is {said}, and topk_idx[{token}] has {other} expert of rank {rank}")
 
 
-class Normal:
+class Normal(ElasticGroups):
     """Of one Buffer."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
-        self.groups = ElasticGroups(ranks)
 
     def lease_of(self, handle: Any) -> ElasticLease:
         """What a handle of this buffer, or a plain tuple with its items, stands for."""
         items = tuple.__iter__(handle) if isinstance(handle, tuple) else ()
         lease = next((item for item in items if isinstance(item, ElasticLease)), None)
-        return self.groups.expect_own(lease, handle, "one that a fresh dispatch returned")
+        return self.expect_own(lease, handle, "one that a fresh dispatch returned")
 
     def dispatch(
         self,
@@ -99,12 +94,12 @@ class Normal:
         # Rows and scales that go, those of later calls, too, and bf16 rows that return.
         beside = align(4 * max(0 if scales is None else scales.shape[1], FEWEST_SCALES), UNIT)
         longest = max(padded_bytes(row_bytes_of(x)) + beside, padded_bytes(2 * x.shape[1]))
-        plan = self.groups.plan(
+        plan = self.plan(
             Kind(device, experts, ids.shape[1], agreed.most_tokens, longest, False, worst, 1, 0, topk_idx is not None)
         )
         is_copied = topk_idx is not None and plan.is_low_latency  # high throughput keeps what it reads itself
         numbers = num_rows, num_rows, sms, tag_of_dispatch(x, scales), is_copied, False, False
-        rows, sf, own_ids, weights, lease, _, sources, rank_ends, _, _ = self.groups.dispatch(
+        rows, sf, own_ids, weights, lease, _, sources, rank_ends, _, _ = self.send(
             plan, False, x, scales, ids, topk_weights, None, *numbers
         )
         items: tuple[Any, ...] = (..., lease, None, sources[:, 0], is_in_rank, None)
@@ -116,20 +111,12 @@ class Normal:
         expert_counts = agreed.expert_counts_here(alignment) if num_worst_tokens == 0 else []
         return received, own_ids if topk_idx is not None else None, weights, expert_counts, handle
 
-    def dispatch_again(self, x: torch.Tensor, scales: torch.Tensor | None, lease: ElasticLease, sms: int) -> Any:
-        """Along the route of a handle: rows at the same places."""
-        return self.groups.dispatch_again(lease, x, scales, None, None, sms)[0]
-
     def combine(
         self, x: torch.Tensor, lease: ElasticLease, topk_weights: torch.Tensor | None, biases: Biases, sms: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weights return as rows of their own: their sums are over all ranks, whatever the choices are."""
         check_combine(x, topk_weights, *biases, lease.num_rows, lease.num_tokens, None, lease.topk_idx, False)
         if topk_weights is None:
-            return self.groups.combine(lease, x, None, biases, sms)
-        sums, _ = self.groups.combine(lease, x, None, biases, sms, True)
-        return sums, self.groups.combine(lease, topk_weights, None, (None, None), sms, True)[0]
-
-    def close(self) -> None:
-        """Collective."""
-        self.groups.close()
+            return self.add_up(lease, x, None, biases, sms)
+        sums, _ = self.add_up(lease, x, None, biases, sms, True)
+        return sums, self.add_up(lease, topk_weights, None, (None, None), sms, True)[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import struct
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,9 +34,17 @@ def expect_group(group: Any) -> None:
     )
 
 
-def hosts_of(comm: Communicator) -> list[str]:
-    """The host's name of each rank; collective."""
-    return [os.fsdecode(name).rstrip() for name in comm.all_gather(name_of_host().encode().ljust(256))]
+def hosts_of(group: Any) -> list[str]:
+    """The host's name of each rank of a ProcessGroup or Communicator; collective."""
+    if not isinstance(group, Communicator):
+        return _gather_of(group, None)[2](name_of_host())
+    return [os.fsdecode(name).rstrip() for name in group.all_gather(name_of_host().encode().ljust(256))]
+
+
+def node_size_of(hosts: list[str]) -> int:
+    """Ranks of a host; all ranks where hosts differ in their number of ranks, so that they are no nodes."""
+    of_host = {hosts.count(host) for host in hosts}
+    return of_host.pop() if len(of_host) == 1 else len(hosts)
 
 
 def size_of(group: Any) -> int:
@@ -75,11 +82,9 @@ class RankResources:
 
 
 NAME_BYTES = 16
-# A buffer's class and those of its arguments that must be the same on all ranks.
-BUFFER = ("Buffer", "low_latency_mode", "enable_shrink")
-ELASTIC_BUFFER = ("ElasticBuffer", "allow_multiple_reduction")
-_CLASSES = (BUFFER, ELASTIC_BUFFER)
-_SAME = struct.Struct("<3B")
+# By their names, values that must be the same on all ranks; only the first may decide which others there are.
+Settings = dict[str, object]
+SETTINGS_BYTES = 256
 _dropped: list[RankResources] = []
 
 
@@ -119,25 +124,35 @@ def _gather_of(group: Any, comm: Any) -> tuple[int, int, Callable[[Any], list[An
     return comm.Get_rank(), comm.Get_size(), comm.allgather
 
 
-def _expect_same(parts: list[tuple[int, ...]]) -> None:
-    own = _CLASSES[parts[0][0]]
-    for rank, other in enumerate(parts):
-        kind = _CLASSES[other[0]]
-        if kind is not own:
-            require_state(False, f"rank 0 makes {own[0]}, rank {rank} {kind[0]}: expected the same on all")
-        for name, value, theirs in zip(own[1:], parts[0][1:], other[1:], strict=False):
-            if value != theirs:
-                message = f"{name} is {bool(value)} on rank 0, {bool(theirs)} on rank {rank}: expected the same on all"
-                require_state(False, message)
+def said(settings: Settings) -> bytes:
+    """As ranks exchange them."""
+    return "\n".join(map(str, settings.values())).encode().ljust(SETTINGS_BYTES)
+
+
+def expect_same(settings: Settings, parts: list[bytes]) -> None:
+    """Refuses what the ranks have said, each at the begin of its part, unless it is the same."""
+    own = said(settings)
+    if not any([not part.startswith(own) for part in parts]):
+        return
+    by_rank = [part[:SETTINGS_BYTES].decode().strip().split("\n") for part in parts]
+    for name, values in zip(settings, zip(*by_rank, strict=True), strict=True):
+        rank = next((rank for rank, value in enumerate(values) if value != values[0]), 0)
+        require_state(
+            rank == 0,
+            lambda: (
+                f"{name}: the ranks' values are [{', '.join(values)}], expected the same on all: rank 0 has "
+                f"{values[0]}, rank {rank} has {values[rank]}"
+            ),
+        )
 
 
 class Ranks:
     """Collective over the ranks of group, a ProcessGroup, or comm, mpi4py's; either may be a Communicator of CPUs.
 
-    names: BUFFER or ELASTIC_BUFFER. flags: the arguments that follow the class in names.
+    settings: of the buffer that is made.
     """
 
-    def __init__(self, group: Any, comm: Any = None, names: tuple[str, ...] = BUFFER, *flags: object) -> None:
+    def __init__(self, group: Any, comm: Any = None, settings: Settings | None = None) -> None:
         require(group is not None or comm is not None, "group and comm are None, expected one of them")
         if isinstance(group, Communicator):
             group, comm = None, group
@@ -153,15 +168,13 @@ class Ranks:
             owned.append(self.cpus)
             close_dropped(self.cpus)
         self.rank, self.size = self.cpus.rank, self.cpus.num_ranks
-        same = _SAME.pack(_CLASSES.index(names), *(bool(flag) for flag in (*flags, False, False)[:2]))
-        parts = self.cpus.all_gather(secrets.token_bytes(NAME_BYTES) + same)
-        self.resources = RankResources(parts[0][:NAME_BYTES], self.rank, self.size, owned)
+        settings = settings or {}
+        parts = self.cpus.all_gather(said(settings) + secrets.token_bytes(NAME_BYTES))
+        self.resources = RankResources(parts[0][-NAME_BYTES:], self.rank, self.size, owned)
         self._drop = weakref.finalize(self, _dropped.append, self.resources)
         self._drop.atexit = False  # type: ignore[attr-defined]
-        _expect_same([_SAME.unpack(part[NAME_BYTES:]) for part in parts])
-        # Ranks of a host; 0 where hosts differ in their number of ranks, so that they are no nodes.
-        of_host = [hosts.count(host) for host in hosts]
-        self.node_size = of_host[0] if len(set(of_host)) == 1 else self.size
+        expect_same(settings, parts)
+        self.node_size = node_size_of(hosts)
 
     @property
     def num_nodes(self) -> int:
