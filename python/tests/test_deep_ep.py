@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ import crossdock.deep_ep as deep_ep  # noqa: E402
 from crossdock._core import count_routing  # noqa: E402
 from crossdock.deep_ep import elastic_groups  # noqa: E402
 from crossdock.deep_ep.normal import targets_of  # noqa: E402
+from crossdock.deep_ep.streams import tensors_in  # noqa: E402
 from crossdock.deep_ep.utils.math import (  # noqa: E402
     calc_diff,
     per_token_cast_back,
@@ -168,6 +170,25 @@ def test_normal_mode(hidden: int, tokens: list[int], largest_batch: int, monkeyp
         buffer.destroy()
 
     ep.run_threads(RANKS, program)
+
+
+def test_tensors_of_handles_are_found() -> None:
+    """Those that an asynchronous call keeps; a handle's prefix sums are not computed for it."""
+    problem = Problem(1, [9], experts_per_rank=4)
+
+    def program(comm: ep.Communicator) -> None:
+        buffer, x, ids, weights = buffer_of(comm), problem.x[0], problem.ids[0], problem.weights[0]
+        arguments = arguments_of(buffer.get_dispatch_layout(ids, problem.num_experts))
+        made = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, **arguments)
+        handle = made[4]
+        found = list(tensors_in((made, (x, None), buffer.runtime.normal.lease_of(handle))))
+        expected = [*made[:3], handle[3], handle[4], x, buffer.runtime.normal.lease_of(handle).topk_idx]
+        assert {tensor.data_ptr() for tensor in found} == {tensor.data_ptr() for tensor in expected}
+        assert handle._prefix is None and handle[0] is handle[-6] and handle[:1][0].tolist() == [[len(made[0])]]
+        assert handle._prefix is handle[0] and copy.copy(handle) is handle
+        buffer.destroy()
+
+    ep.run_threads(1, program)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 63, 64, 65, 200])

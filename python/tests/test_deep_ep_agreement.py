@@ -396,9 +396,11 @@ def calls_that_differ() -> dict[str, tuple[Call, str]]:
         "combined weights": case(combine, "topk_weights is (None|given) on rank ., (None|given)", weights=True),
         "elastic weights": case(elastic_combine, "topk_weights is (None|given) on rank ., (None|given)", weights=True),
         "reduction": case(
-            elastic_combine, "allow_multiple_reduction: .* rank 0 has True, rank 1 has False", allow_multiple_reduction=False
+            elastic_combine,
+            "allow_multiple_reduction: .* rank 0 has True, rank 1 has False",
+            allow_multiple_reduction=False,
         ),
-        "low_latency_mode": case(normal, "low_latency_mode: .* rank 0 has False, rank 1 has True", low_latency_mode=True),
+        "low_latency_mode": case(normal, "low_latency_mode: .* rank 0 has False, rank 1 has", low_latency_mode=True),
         "enable_shrink": case(normal, "enable_shrink: .* rank 0 has False, rank 1 has True", enable_shrink=True),
         "class": case(of_class, "class: .* rank 0 has Buffer, rank 1 has ElasticBuffer", kind=elastic_of),
         "top-k": case(elastic, r"top-k: the ranks' values are \[2, 3\].*rank 0 has 2, rank 1 has 3", topk=3),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from test_deep_ep import buffer_of  # noqa: E402
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
 from crossdock.deep_ep import rows as carried  # noqa: E402
+from crossdock.deep_ep.checks import once_per_form  # noqa: E402
+from crossdock.deep_ep.errors import require  # noqa: E402
 from crossdock.deep_ep.low_latency import explained  # noqa: E402
 from crossdock.deep_ep.ranks import Ranks  # noqa: E402
 from crossdock.deep_ep.utils import math, testing  # noqa: E402
@@ -129,6 +132,24 @@ def test_arguments_are_named() -> None:
         elastic.destroy()
 
     ep.run_threads(1, program)
+
+
+def test_checks_are_done_once_per_form() -> None:
+    """And each time where arguments have no form, or were found wrong."""
+    seen: list[Any] = []
+
+    @once_per_form
+    def check(tensor: Any, number: Any) -> None:
+        seen.append(number)
+        require(number != 3, "number is 3")
+
+    for tensor in (torch.zeros(2), torch.ones(2), torch.zeros(3)):
+        check(tensor, 1)
+    assert seen == [1, 1]
+    for number in (3, 3, "no form", "no form"):
+        with contextlib.suppress(AssertionError):
+            check(torch.zeros(2), number)
+    assert seen == [1, 1, 3, 3, "no form", "no form"]
 
 
 def test_flags_of_any_type() -> None:

@@ -192,7 +192,8 @@ class ElasticBuffer(Shared):
         values, scales = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
         do_expand, do_zero_padding = bool(do_expand), bool(do_zero_padding)
         statistics, settings = cumulative_local_expert_recv_stats, (do_zero_padding, bool(use_tma_aligned_col_major_sf))
-        require(not do_zero_padding or do_expand, "do_zero_padding is True and do_expand False, allowed: both True")
+        if do_zero_padding and not do_expand:
+            refuse("do_zero_padding is True and do_expand False, allowed: both True")
         events = previous_event, async_with_compute_stream, previous_event_before_epilogue
         if handle is None:
             is_exact = do_cpu_sync is None or bool(do_cpu_sync)
@@ -205,16 +206,16 @@ class ElasticBuffer(Shared):
                 runtime.elastic.forms.keep(form, *arguments)
             given = form, values, scales, topk_idx, topk_weights, statistics, bool(do_handle_copy), *settings
             made, event = runtime.stream.run(values.device, runtime.elastic.dispatch, given, *events)
-        else:
-            _check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, do_expand)
-            if num_sms != 0:
-                check_sms(num_sms)
-            check_x(values, scales)
-            runtime.elastic.lease_of(handle)
-            check_routing(handle._lease.topk_idx, topk_weights, statistics, values, handle.num_experts, self.num_ranks)
-            again = handle, values, scales, topk_weights, statistics, num_sms, *settings
-            made, event = runtime.stream.run(values.device, runtime.elastic.dispatch_again, again, *events)
-        return *made, event
+            return *made, event
+        _check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, do_expand)
+        if num_sms != 0:
+            check_sms(num_sms)
+        check_x(values, scales)
+        lease = runtime.elastic.lease_of(handle)
+        check_routing(lease.topk_idx, topk_weights, statistics, values, handle.num_experts, self.num_ranks)
+        again = lease, values, scales, topk_weights, statistics, num_sms or handle.num_sms, *settings
+        made, event = runtime.stream.run(values.device, runtime.elastic.send_again, again, *events)
+        return *made, handle, event
 
     def combine(
         self,

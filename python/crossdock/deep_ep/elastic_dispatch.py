@@ -207,21 +207,6 @@ class Elastic(ElasticGroups):
             raise RemoteError(message) from error
         self._compared.add(form)
 
-    def dispatch_again(
-        self,
-        handle: EPHandle,
-        x: torch.Tensor,
-        scales: torch.Tensor | None,
-        topk_weights: torch.Tensor | None,
-        statistics: torch.Tensor | None,
-        num_sms: int,
-        zero_padding: bool,
-        column_major: bool,
-    ) -> Dispatched:
-        lease, sms = self.lease_of(handle), num_sms or handle.num_sms
-        arguments = x, scales, topk_weights, statistics, sms, zero_padding, column_major
-        return *self.send_again(lease, *arguments), handle
-
     def combine(
         self, x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None, biases: Biases, num_sms: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:

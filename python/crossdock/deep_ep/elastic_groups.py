@@ -24,7 +24,7 @@ from crossdock._core import (
     elastic_dispatch_again,
 )
 from crossdock.deep_ep.config import align
-from crossdock.deep_ep.errors import refuse, require, require_state
+from crossdock.deep_ep.errors import refuse, refuse_state
 from crossdock.deep_ep.groups import PooledGroup
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.rows import (
@@ -178,8 +178,8 @@ class ElasticGroups:
         """The lease of a handle; kind: what that should be."""
         if not isinstance(lease, ElasticLease):
             refuse(f"handle is of type {type(handle).__name__}, expected {kind}")
-        is_own = lease.plan.pool.owner is self
-        require_state(is_own, "handle is of another buffer: pass it to the buffer whose dispatch returned it")
+        if lease.plan.pool.owner is not self:
+            refuse_state("handle is of another buffer: pass it to the buffer whose dispatch returned it")
         return lease
 
     def send(
@@ -215,13 +215,11 @@ class ElasticGroups:
         column_major: bool = False,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None]:
         """x of any type and length along the routing of the lease: (recv_x as x is, ids, weights)."""
-        expected, given = lease.num_tokens, x.shape[0]
-        require(
-            given == expected,
-            lambda: f"x has {given} rows, expected those of the dispatch that made the handle: {expected}",
-        )
-        is_there = x.device == lease.topk_idx.device
-        require(is_there, lambda: f"x is on device {x.device}, expected {lease.topk_idx.device}, as the handle")
+        expected, given, device = lease.num_tokens, x.shape[0], lease.topk_idx.device
+        if given != expected:
+            refuse(f"x has {given} rows, expected those of the dispatch that made the handle: {expected}")
+        if x.device != device:
+            refuse(f"x is on device {x.device}, expected {device}, as the handle")
         tag, weights, rows = tag_of_dispatch(x, scales), _dense(weights), as_carried(x)
         beside = 0 if scales is None else align(row_bytes_of(scales), UNIT)
         capacity = lease.plan.pool.row_bytes
