@@ -13,9 +13,16 @@ COMMANDS = ("tables", "scaling", "timeline", "slim")
 
 
 def main():
-    if sys.argv[1:2] in ([], ["--help"], ["-h"]) or sys.argv[1] not in COMMANDS:
+    if sys.argv[1:2] in (["--help"], ["-h"]):
+        print(__doc__)
+        return
+    if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
         sys.exit(__doc__)
-    importlib.import_module(f"tools.results.{sys.argv[1]}").main(sys.argv[2:])
+    command = importlib.import_module(f"tools.results.{sys.argv[1]}")
+    if sys.argv[1] != "timeline" and sys.argv[2:] in (["--help"], ["-h"]):  # which has argparse's
+        print(command.__doc__)
+        return
+    command.main(sys.argv[2:])
 
 
 main()
