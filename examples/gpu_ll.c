@@ -151,16 +151,17 @@ int main(int argc, char** argv) {
     pthread_t threads[kMaxRanks];
     int num_devices = 0;
     CHECK_CUDA(cudaGetDeviceCount(&num_devices));
-    const int num_ranks = argc > 1 ? atoi(argv[1]) : num_devices;
-    if (num_ranks < 1 || num_ranks > kMaxRanks) {
-        fprintf(stderr, "gpu_ll: '%s' is not a number of ranks from 1 to %d\n", argc > 1 ? argv[1] : "0", kMaxRanks);
+    char* end = "";
+    const long num_ranks = argc > 1 ? strtol(argv[1], &end, 10) : num_devices;
+    if (argc > 2 || *end != '\0' || num_ranks < 1 || num_ranks > kMaxRanks) {
+        fprintf(stderr, "gpu_ll [RANKS]: RANKS is '%s', allowed: 1..%d\n", argc > 1 ? argv[1] : "0", kMaxRanks);
         return 2;
     }
     ncclUniqueId id;
     CHECK_NCCL(ncclGetUniqueId(&id));
     size_t num_wrong = 0;
     for (int r = 0; r < num_ranks; ++r) {
-        ranks[r] = (Rank){.rank = r, .num_ranks = num_ranks, .device = r % num_devices, .id = id};
+        ranks[r] = (Rank){.rank = r, .num_ranks = (int)num_ranks, .device = r % num_devices, .id = id};
         if (pthread_create(&threads[r], NULL, run_rank, &ranks[r]) != 0) {
             fail("pthread_create", "no more threads");
         }

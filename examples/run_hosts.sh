@@ -3,6 +3,11 @@
 # run_hosts.sh PROGRAM HOSTS RANKS_PER_HOST [ARGUMENTS...]: starts a program's ranks on this machine, which plays that
 # many hosts, and fails if one of them does.
 set -euo pipefail
+usage="run_hosts.sh PROGRAM HOSTS RANKS_PER_HOST [ARGUMENTS...]"
+if [ $# -lt 3 ] || ! [[ $2$3 =~ ^[0-9]+$ ]] || ! command -v "$1" >/dev/null; then
+    echo "$usage: there is no such program, or the other two are no numbers" >&2
+    exit 2
+fi
 program=$1 hosts=$2 ranks_per_host=$3
 shift 3
 export CROSSDOCK_NUM_RANKS=$((hosts * ranks_per_host))

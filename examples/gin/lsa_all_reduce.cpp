@@ -46,7 +46,11 @@ bool sum_up(const Rank& self, void (*kernel)(ncclDevComm, ncclWindow_t), bool mu
     reqs.lsaMultimem = multimem;
     Session session;
     if (!session.open(self, kWords * sizeof(float), reqs)) return false;
-    if (session.comm.lsaSize != self.num_ranks) return false;
+    if (session.comm.lsaSize != self.num_ranks) {
+        std::fprintf(stderr, "rank %d: the LSA team has %d of %d ranks, and this program needs all in one\n", self.rank,
+                     session.comm.lsaSize, self.num_ranks);
+        return session.close(self) && false;
+    }
 
     std::vector<float> vector, sum;
     for (int i = 0; i < kWords; ++i) {

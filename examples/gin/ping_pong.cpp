@@ -46,4 +46,4 @@ bool program(const Rank& self) {
     return session.close(self) && passed;
 }
 
-int main(int argc, char** argv) { return run_ranks(argc, argv, program); }
+int main(int argc, char** argv) { return run_ranks(argc, argv, program, {2, 2, 2}); }

@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the programs of this folder share: run once per rank, and buffers that are windows. Without options ranks are
 // threads. Under nvcc they share the GPUs that are there.
-//   --ranks N         so many ranks (4)
-// On CPUs, besides:
-//   --backend NAME    threads, processes, or hosts: processes that share no memory, or only with their neighbour
-//                     where they are even in number and more than two
-//   --processes       the same as --backend processes
-//   --seed S          the simulator, with this seed
-//   --seeds N         ... and the N - 1 after it
+// --help lists the options.
 #pragma once
 
 #include <algorithm>
@@ -80,6 +74,88 @@ std::vector<T> download(const void* memory, size_t count) {
 
 using Program = bool (*)(const Rank&);
 
+// Numbers of ranks that a program runs with.
+struct RankLimits {
+    int least = 1;
+    int most = 64;
+    int usual = 4;
+};
+
+struct Options {
+    int num_ranks;
+    std::string backend = "threads";
+    bool simulate = false;
+    uint64_t seed = 0;
+    uint64_t num_seeds = 1;
+};
+
+inline void print_help(const char* program, RankLimits limits) {
+    std::printf("%s [OPTIONS]: a kernel against NCCL's Device API, on every rank; checks its results\n\n", program);
+    if (limits.least == limits.most) {
+        std::printf("  --ranks N         number of ranks; this program runs with %d\n", limits.usual);
+    } else {
+        std::printf("  --ranks N         number of ranks, %d..%d (%d)\n", limits.least, limits.most, limits.usual);
+    }
+#if !defined(__CUDACC__)
+    std::printf(
+        "  --backend NAME    threads, processes, or hosts: processes without shared memory; of an even number of more\n"
+        "                    than two ranks each two share memory (threads)\n"
+        "  --processes       the same as --backend processes\n"
+        "  --seed S          run in the simulator, with seed S\n"
+        "  --seeds N         run in the simulator, with N seeds from S on (S: 0)\n");
+#endif
+}
+
+// The program ends here after --help, and with status 2 after an option that it does not know.
+inline Options parse(int argc, char** argv, RankLimits limits) {
+    const auto refuse = [&](const std::string& message) {
+        std::fprintf(stderr, "%s: %s; --help lists the options\n", argv[0], message.c_str());
+        std::exit(2);
+    };
+    Options options{limits.usual};
+    for (int i = 1; i < argc; ++i) {
+        const std::string option = argv[i];
+        const auto value = [&]() -> std::string {
+            if (i + 1 == argc) refuse(option + " needs a value");
+            return argv[++i];
+        };
+        const auto number = [&](uint64_t least, uint64_t most) {
+            const std::string text = value();
+            char* end = nullptr;
+            const uint64_t result = std::strtoull(text.c_str(), &end, 10);
+            if (text.empty() || text[0] < '0' || text[0] > '9' || *end != '\0' || result < least || result > most) {
+                refuse(option + " is '" + text + "', allowed: " + std::to_string(least) + ".." + std::to_string(most));
+            }
+            return result;
+        };
+        if (option == "--help" || option == "-h") {
+            print_help(argv[0], limits);
+            std::exit(0);
+        } else if (option == "--ranks") {
+            options.num_ranks =
+                static_cast<int>(number(static_cast<uint64_t>(limits.least), static_cast<uint64_t>(limits.most)));
+#if !defined(__CUDACC__)
+        } else if (option == "--backend") {
+            options.backend = value();
+            if (options.backend != "threads" && options.backend != "processes" && options.backend != "hosts") {
+                refuse("--backend is '" + options.backend + "', allowed: threads, processes, hosts");
+            }
+        } else if (option == "--processes") {
+            options.backend = "processes";
+        } else if (option == "--seed") {
+            options.simulate = true;
+            options.seed = number(0, UINT64_MAX);
+        } else if (option == "--seeds") {
+            options.simulate = true;
+            options.num_seeds = number(1, UINT32_MAX);
+#endif
+        } else {
+            refuse("there is no option '" + option + "'");
+        }
+    }
+    return options;
+}
+
 inline int report(const char* program, int num_ranks, const char* how, bool passed) {
     const char* slash = std::strrchr(program, '/');
     std::printf("%s, %d ranks, %s: %s\n", slash == nullptr ? program : slash + 1, num_ranks, how,
@@ -99,7 +175,8 @@ inline bool meet_on_host(const Rank&) {
 }
 
 // Compiled with --default-stream per-thread: each rank has a stream of its own.
-inline int run_ranks(int argc, char** argv, Program program) {
+inline int run_ranks(int argc, char** argv, Program program, RankLimits limits = {}) {
+    const int num_ranks = parse(argc, argv, limits).num_ranks;
     // Nothing is loaded or allocated while kernels wait for each other.
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
@@ -110,7 +187,6 @@ inline int run_ranks(int argc, char** argv, Program program) {
         std::printf("no GPU: nothing was run\n");
         return 77;
     }
-    const int num_ranks = argc == 3 && std::strcmp(argv[1], "--ranks") == 0 ? std::atoi(argv[2]) : 4;
     std::barrier<> meeting(num_ranks);
     all_ranks = &meeting;
     ncclUniqueId id;
@@ -234,28 +310,20 @@ inline bool run_seed(int num_ranks, uint64_t seed, Program program) {
     return run.num_passed == num_ranks;
 }
 
-inline int run_ranks(int argc, char** argv, Program program) {
-    int num_ranks = 4;
-    std::string backend = "threads";
-    bool simulate = false;
-    uint64_t seed = 0;
-    uint64_t num_seeds = 1;
-    for (int i = 1; i < argc; ++i) {
-        const std::string option = argv[i];
-        const char* value = i + 1 < argc ? argv[i + 1] : "";
-        if (option == "--ranks") num_ranks = std::atoi(value), ++i;
-        if (option == "--backend") backend = value, ++i;
-        if (option == "--processes") backend = "processes";
-        if (option == "--seed") simulate = true, seed = std::strtoull(value, nullptr, 10), ++i;
-        if (option == "--seeds") simulate = true, num_seeds = std::strtoull(value, nullptr, 10), ++i;
-    }
-    if (!simulate) {
-        const auto run = backend == "hosts" ? run_hosts : backend == "processes" ? run_processes : run_threads;
-        return report(argv[0], num_ranks, backend.c_str(), run(num_ranks, program));
+inline int run_ranks(int argc, char** argv, Program program, RankLimits limits = {}) {
+    const Options options = parse(argc, argv, limits);
+    if (!options.simulate) {
+        const auto run = options.backend == "hosts"       ? run_hosts
+                         : options.backend == "processes" ? run_processes
+                                                          : run_threads;
+        return report(argv[0], options.num_ranks, options.backend.c_str(), run(options.num_ranks, program));
     }
     bool passed = true;
-    for (uint64_t i = 0; i < num_seeds && passed; ++i) passed = run_seed(num_ranks, seed + i, program);
-    return report(argv[0], num_ranks, ("simulated, " + std::to_string(num_seeds) + " seeds").c_str(), passed);
+    for (uint64_t i = 0; i < options.num_seeds && passed; ++i) {
+        passed = run_seed(options.num_ranks, options.seed + i, program);
+    }
+    const std::string how = "simulated, " + std::to_string(options.num_seeds) + " seeds";
+    return report(argv[0], options.num_ranks, how.c_str(), passed);
 }
 
 #endif
