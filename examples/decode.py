@@ -135,13 +135,16 @@ def plot(times: dict[int, list[float]], steps: int, file: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu); ranks may share a GPU")
+    parser.add_argument("--ranks", type=int, default=4, help="processes, 2 or more (4)")
+    parser.add_argument("--steps", type=int, default=30, help="decode steps, 2 or more (30)")
+    devices = ["cpu", "cuda"]
+    parser.add_argument("--device", choices=devices, default="cpu", help="cpu or cuda (cpu); ranks may share a GPU")
     parser.add_argument("--loss", choices=["kill", "silence"], default="kill", help="how the last rank goes (kill)")
     parser.add_argument("--plot", default="", help="file for the times of the steps")
     parser.add_argument("--json", default="", help="file for the same")
     options = parser.parse_args()
+    if min(options.ranks, options.steps) < 2:
+        parser.error(f"--ranks is {options.ranks}, --steps is {options.steps}, allowed for both: 2 and more")
     spawn = multiprocessing.get_context("spawn")
     report, unique_id = spawn.Queue(), ep.Communicator.unique_id()
     ranks = [spawn.Process(target=run_rank, args=(r, unique_id, options, report)) for r in range(options.ranks)]

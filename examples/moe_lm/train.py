@@ -48,9 +48,10 @@ def plot(parallel: Run, alone: Run | None, num_ranks: int, file: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4, help="processes (4)")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=200, help="steps of the optimiser (200)")
     parser.add_argument("--mode", choices=["ht", "ll"], default="ht", help="high throughput or low latency (ht)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu); ranks may share a GPU")
+    devices = ["cpu", "cuda"]
+    parser.add_argument("--device", choices=devices, default="cpu", help="cpu or cuda (cpu); ranks may share a GPU")
     parser.add_argument("--compare", action="store_true", help="train in one process, too, and compare the losses")
     parser.add_argument(
         "--checkpoint", default="", help="files of this name: gone on from if there, written at the end"
@@ -59,6 +60,8 @@ def main() -> int:
     parser.add_argument("--json", default="", help="file for the losses and times")
     options = parser.parse_args()
 
+    if min(options.ranks, options.steps) < 1:
+        parser.error(f"--ranks is {options.ranks}, --steps is {options.steps}, allowed for both: 1 and more")
     settings = Settings(steps=options.steps, mode=options.mode, device=options.device, checkpoint=options.checkpoint)
     parallel = crossdock.run_processes(options.ranks, train_rank, settings)[0]
     print(

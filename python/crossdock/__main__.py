@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from crossdock.cli import a2sgd_study, bench, demo, doctor, plot, run
 from crossdock.errors import Error
@@ -21,18 +22,33 @@ COMMANDS = {
 OPTIONAL = ("matplotlib", "rich", "sklearn", "torch")  # packages that the commands may miss
 
 
+def _nearest(word: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(word, known, 1)
+    return f" Did you mean '{found[0]}'?" if found else ""
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m crossdock", description="Expert-parallel communication.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (module, text) in COMMANDS.items():
         module.add_arguments(commands.add_parser(name, help=text, description=module.__doc__))
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        parser.error(f"there is no command '{arguments[0]}'.{_nearest(arguments[0], COMMANDS)} --help lists them")
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+        command = commands.choices[options.command]
+        guess = _nearest(unknown[0], command._option_string_actions)
+        command.error(f"unrecognized arguments: {' '.join(unknown)}.{guess} --help lists the options")
     try:
         outcome: int | Callable[[], int] = COMMANDS[options.command][0].main(options)
     except Error as error:
         print(f"crossdock: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.filename is None or options.command == "run":  # not about a file that the user named
+            raise
+        print(f"crossdock: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         if error.name not in OPTIONAL:

@@ -70,6 +70,68 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("has_cuda", "version", "said"),
+    [
+        (False, (2, 18, 3), "2.18.3 (libnccl.so.2); this build of Crossdock does not use it"),
+        (True, (2, 18, 3), "2.18.3 (libnccl.so.2), too old: 2.30.4 or newer is needed for GPUs"),
+        (True, (2, 30, 4), "2.30.4 (libnccl.so.2)"),
+    ],
+)
+def test_doctor_judges_nccl_where_it_is_used(
+    monkeypatch: pytest.MonkeyPatch, has_cuda: bool, version: tuple[int, int, int], said: str
+) -> None:
+    monkeypatch.setattr(doctor.ep, "has_cuda", has_cuda)
+    monkeypatch.setattr(doctor.nccl, "version", lambda: ".".join(map(str, version)))
+    monkeypatch.setattr(doctor.nccl, "file", lambda: "libnccl.so.2")
+    monkeypatch.setattr(doctor.nccl, "is_new_enough", lambda: version >= (2, 30, 4))
+    assert doctor._nccl() == said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["dmo"], "there is no command 'dmo'. Did you mean 'demo'?"),
+        (["xyzzy"], "there is no command 'xyzzy'. --help lists them"),
+        (["bench", "--tokens", "1,a"], "argument --tokens: 'a' is not a whole number of 1 or more"),
+        (["bench", "--iterations", "0"], "argument --iterations: '0' is not a whole number of 1 or more"),
+        (["demo", "--steps", "0"], "argument --steps: '0' is not a whole number of 1 or more"),
+        (["demo", "--seed", "-1"], "argument --seed: '-1' is not a whole number of 0 or more"),
+        (["demo", "--rnaks", "2"], "unrecognized arguments: --rnaks 2. Did you mean '--ranks'?"),
+    ],
+)
+def test_typing_errors(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("report", "picture", "message"),
+    [
+        ('{"rows_from_to": [[1, 2], [3, 4]]}', "x.xyz", "x.xyz, allowed extensions: ."),
+        ('{"rows_from_to": [[1, 2], [3, 4]]}', "x", "x, allowed extensions: ."),
+        ('{"rows_from_to": [[1, 2], [3, 4]]}', "missing/x.svg", "missing/x.svg: No such file or directory"),
+        ('{"results": [{"cells": 1}]}', "x.svg", "report.json is not as demo or bench writes it: KeyError('tokens')"),
+        ('{"rows_from_to": []}', "x.svg", "report.json is not as demo or bench writes it: "),
+        ("[1, 2]", "x.svg", "report.json has neither rows_from_to (a demo's) nor results (a benchmark's)"),
+        ("3", "x.svg", "report.json has neither rows_from_to"),
+    ],
+)
+def test_plots_that_cannot_be_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], report: str, picture: str, message: str
+) -> None:
+    (tmp_path / "report.json").write_text(report)
+    assert main(["plot", str(tmp_path / "report.json"), str(tmp_path / picture)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = str(tmp_path / "missing" / "report.json")
+    assert main(["demo", *SMALL, "--steps", "1", "--json", report]) == 2
+    assert f"crossdock: {report}: No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["plot", "missing.json", "x.png"], "missing.json cannot be read"),

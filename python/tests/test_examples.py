@@ -54,6 +54,21 @@ def test_training_goes_on_and_equals_one_process(tmp_path: Path, monkeypatch: py
     assert curves.stat().st_size > 1000
 
 
+@pytest.mark.parametrize(
+    ("program", "arguments", "message"),
+    [
+        ("decode.py", ["--ranks", "1"], "--ranks is 1, --steps is 30, allowed for both: 2 and more"),
+        ("decode.py", ["--device", "gpu"], "argument --device: invalid choice: 'gpu'"),
+        ("moe_lm/train.py", ["--steps", "0"], "--ranks is 4, --steps is 0, allowed for both: 1 and more"),
+    ],
+)
+def test_wrong_options(program: str, arguments: list[str], message: str) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: skipped")
+    command = [sys.executable, str(EXAMPLES / program), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+
+
 def test_decoding_goes_on_without_a_killed_rank(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: skipped")
     report, picture = tmp_path / "times.json", tmp_path / "times.svg"

@@ -17,14 +17,19 @@ from typing import Any
 import numpy as np
 
 import crossdock as ep
-from crossdock.cli.layer import Layer, add_backend_arguments, run_ranks
+from crossdock.cli.layer import Layer, add_backend_arguments, at_least, run_ranks
 from crossdock.cli.table import print_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_backend_arguments(parser, ranks=4, hidden=1024, experts=32, topk=4)
-    parser.add_argument("--tokens", default="1,4,16,64,128", help="tokens per rank, a list with commas (1,4,16,64,128)")
-    parser.add_argument("--iterations", type=int, default=30)
+    usual = "1,4,16,64,128"
+    parser.add_argument("--tokens", type=_counts, default=usual, help=f"tokens per rank, a list with commas ({usual})")
+    parser.add_argument("--iterations", type=at_least(1), default=30, help="timed calls per number of tokens (30)")
+
+
+def _counts(text: str) -> list[int]:
+    return [at_least(1)(number) for number in text.split(",")]
 
 
 def _timed(comm: ep.Communicator, call: Any, iterations: int) -> list[float]:
@@ -58,7 +63,7 @@ def run_rank(comm: ep.Communicator, options: argparse.Namespace, tokens: list[in
 
 
 def main(options: argparse.Namespace) -> int:
-    tokens = [int(number) for number in options.tokens.split(",")]
+    tokens: list[int] = options.tokens
     ranks = run_ranks(options, run_rank, tokens)
     results: list[dict[str, Any]] = []
     for index, num_tokens in enumerate(tokens):

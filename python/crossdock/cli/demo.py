@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 import crossdock as ep
-from crossdock.cli.layer import Layer, add_backend_arguments, run_ranks
+from crossdock.cli.layer import Layer, add_backend_arguments, at_least, run_ranks
 from crossdock.cli.table import print_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_backend_arguments(parser, ranks=8, hidden=256, experts=16, topk=4)
-    parser.add_argument("--tokens", type=int, default=64, help="tokens per rank and step (64)")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--tokens", type=at_least(1), default=64, help="tokens per rank and step (64)")
+    parser.add_argument("--steps", type=at_least(1), default=10, help="batches, one after the other (10)")
 
 
 def _factor(expert: Any) -> Any:

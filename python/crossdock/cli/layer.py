@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,17 @@ class OldOption(argparse.Action):
         namespace.backend = value
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """An argument's type: a whole number that is not smaller."""
+
+    def parse(text: str) -> int:
+        if not text.strip().removeprefix("-").isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of {least} or more")
+        return int(text)
+
+    return parse
+
+
 def add_backend_arguments(parser: argparse.ArgumentParser, ranks: int, hidden: int, experts: int, topk: int) -> None:
     parser.add_argument("--ranks", type=int, default=ranks, help=f"ranks ({ranks})")
     parser.add_argument(
@@ -31,7 +43,7 @@ def add_backend_arguments(parser: argparse.ArgumentParser, ranks: int, hidden: i
     parser.add_argument("--hidden", type=int, default=hidden, help=f"elements of a row, fp32 ({hidden})")
     parser.add_argument("--experts", type=int, default=experts, help=f"experts, a multiple of the ranks ({experts})")
     parser.add_argument("--topk", type=int, default=topk, help=f"experts per token ({topk})")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=at_least(0), default=1, help="seed of tokens and routing (1)")
     parser.add_argument("--json", default="", help="file for the results; - is the terminal")
 
 

@@ -69,12 +69,17 @@ def main(options: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"{options.json} cannot be read: {error}") from error
     figure, axes = pyplot.subplots(figsize=(6.5, 4.5))
-    if "rows_from_to" in report:
-        _heat_map(report, axes)
-    elif "results" in report:
-        _times(report, axes)
-    else:
+    allowed = figure.canvas.get_supported_filetypes()
+    if Path(options.picture).suffix[1:].lower() not in allowed:
+        names = ", ".join(f".{name}" for name in sorted(allowed))
+        raise InvalidArgument(f"picture is {options.picture}, allowed extensions: {names}")
+    is_heat_map, is_times = (isinstance(report, dict) and key in report for key in ("rows_from_to", "results"))
+    if not is_heat_map and not is_times:
         raise InvalidArgument(f"{options.json} has neither rows_from_to (a demo's) nor results (a benchmark's)")
+    try:
+        (_heat_map if is_heat_map else _times)(report, axes)
+    except (LookupError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"{options.json} is not as demo or bench writes it: {error!r}") from error
     figure.tight_layout()
     figure.savefig(options.picture, metadata={"Date": None} if options.picture.endswith(".svg") else None)
     print(f"wrote {options.picture}")
