@@ -23,6 +23,7 @@ quietly() {
 
 options=(-C "cmake.define.CROSSDOCK_CUDA=${CROSSDOCK_CUDA:-OFF}")
 options+=(-C "cmake.define.CROSSDOCK_UNITY=${CROSSDOCK_UNITY:-OFF}") # as build/cpu, for ccache
+options+=(-C build-dir=build/wheel) # below the root, for ccache
 if command -v ccache >/dev/null; then options+=(-C cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
 # The compiler of build/cpu by the same name, since ccache takes c++ and g++ for two.
 if [ -e build/cpu/CMakeCache.txt ]; then

@@ -2,13 +2,14 @@
 """The package's build backend: scikit-build-core, and the choice whether the GPU backend is built, too.
 
 CROSSDOCK_CUDA, in the environment or as -C cmake.define.CROSSDOCK_CUDA, is ON, OFF or AUTO (also when it is not set).
-AUTO builds it where CUDA toolkit 13 or newer is found, and otherwise leaves it out; ON fails there. NCCL's headers are
-those of CROSSDOCK_NCCL_INCLUDE, or of the nvidia-nccl-cu13 that is installed, or of one that pip is asked to bring for
-the build. CROSSDOCK_CUDA_ARCHITECTURES, given in the same two ways, is a list with semicolons ("90;100f"); without it,
-code is compiled for the GPU that is here, or else for sm_90.
+AUTO builds it where there is a GPU and CUDA toolkit 13 or newer, and otherwise leaves it out. ON builds it without a
+GPU, too, and fails without the toolkit. NCCL's headers are those of CROSSDOCK_NCCL_INCLUDE, or of the nvidia-nccl-cu13
+that is installed, or of one that pip is asked to bring for the build. CROSSDOCK_CUDA_ARCHITECTURES, given in the same
+two ways, is a list with semicolons ("90;100f"); without it, code is compiled for the GPU that is here, or else for
+sm_90.
 
-pip keeps the output of a build to itself unless it fails (or with -v), so what is built and how far it is also goes to
-the terminal, where there is one.
+The build's folder is a temporary one, unless -C build-dir names another. pip shows a build's output only with -v or
+when it fails, so crossdock_build_progress.py also reports to pip's own output.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +46,13 @@ __all__ = [
     "prepare_metadata_for_build_wheel",
 ]
 
+MIN_PYTHON = (3, 11)  # pyproject.toml's, which pip looks at after it has brought what the build needs
 MIN_TOOLKIT = 13
 # Headers of NCCL 2.30.4 to 2.30.x; later ones declare some things elsewhere. What is built runs with later libraries.
 MIN_NCCL, NEXT_NCCL = 23004, 23100
 NCCL_PACKAGE = "nvidia-nccl-cu13==2.30.7"
+
+CUDA_SETTING = "cmake.define.CROSSDOCK_CUDA"
 
 Settings = dict[str, Any] | None
 
@@ -88,18 +95,35 @@ def find_nccl(settings: Settings) -> str:
     return ""
 
 
-def is_cuda_wanted(settings: Settings) -> bool:
-    """Raises SystemExit, whose text pip shows, if CROSSDOCK_CUDA is ON and cannot be had, or is something else."""
+def find_capability() -> str:
+    """The compute capability of the first GPU that is here, or empty."""
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        text = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    found = re.match(r"\d+\.\d+", text)
+    return found[0] if found else ""
+
+
+def is_cuda_wanted(settings: Settings) -> tuple[bool, str]:
+    """And why not. Raises SystemExit, whose text pip shows, if CROSSDOCK_CUDA is ON and cannot be had, or is something
+    else."""
     choice = setting("CROSSDOCK_CUDA", settings).upper() or "AUTO"
     if choice in ("OFF", "0", "FALSE", "NO"):
-        return False
+        return False, "CROSSDOCK_CUDA is OFF"
     if choice not in ("ON", "1", "TRUE", "YES", "AUTO"):
         raise SystemExit(f"CROSSDOCK_CUDA is {choice}, allowed: ON, OFF, AUTO")
     nvcc, version = find_nvcc()
-    if version < MIN_TOOLKIT and choice != "AUTO":
+    if choice == "AUTO":
+        if version < MIN_TOOLKIT:
+            return False, f"there is no CUDA toolkit {MIN_TOOLKIT} or newer (CUDA_HOME)"
+        if not find_capability():
+            return False, f"there is no GPU; with it: -C {CUDA_SETTING}=ON"
+    elif version < MIN_TOOLKIT:
         found = f"{nvcc} is of CUDA toolkit {version}" if nvcc else "there is no nvcc (set CUDA_HOME)"
         raise SystemExit(f"CROSSDOCK_CUDA is ON, which needs CUDA toolkit {MIN_TOOLKIT} or newer, and {found}")
-    return version >= MIN_TOOLKIT
+    return True, ""
 
 
 # GPUs that the kernels have been compiled for, by major compute capability.
@@ -109,17 +133,12 @@ DEFAULT_ARCHITECTURE = "90"
 
 def find_architecture() -> tuple[str, str]:
     """The architecture to compile for, and why."""
-    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    try:
-        text = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        text = ""
-    capability = re.match(r"(\d+)\.\d+", text)
-    if capability is None:
+    capability = find_capability()
+    if not capability:
         return DEFAULT_ARCHITECTURE, "no GPU is here"
-    if architecture := ARCHITECTURES.get(int(capability[1])):
-        return architecture, f"the GPU here has compute capability {capability[0]}"
-    return DEFAULT_ARCHITECTURE, f"the GPU here has compute capability {capability[0]}, for which nothing was tried"
+    if architecture := ARCHITECTURES.get(int(capability.split(".")[0])):
+        return architecture, f"the GPU here has compute capability {capability}"
+    return DEFAULT_ARCHITECTURE, f"the GPU here has compute capability {capability}, for which nothing was tried"
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
@@ -131,7 +150,9 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
 
 
 def with_nccl(requires: list[str], config_settings: Settings) -> list[str]:
-    if is_cuda_wanted(config_settings) and not find_nccl(config_settings):
+    if sys.version_info < MIN_PYTHON:
+        raise SystemExit(f"crossdock needs Python {'.'.join(map(str, MIN_PYTHON))} or newer, not {sys.version.split()[0]}")
+    if is_cuda_wanted(config_settings)[0] and not find_nccl(config_settings):
         requires.append(NCCL_PACKAGE)
     return requires
 
@@ -139,14 +160,12 @@ def with_nccl(requires: list[str], config_settings: Settings) -> list[str]:
 def resolved(config_settings: Settings) -> dict[str, Any]:
     """The settings with what was found; says what is built."""
     settings = dict(config_settings or {})
-    settings["cmake.define.CROSSDOCK_CUDA"] = "OFF"
-    if not is_cuda_wanted(config_settings):
-        asked = setting("CROSSDOCK_CUDA", config_settings).upper() not in ("", "AUTO")
-        reason = "CROSSDOCK_CUDA is OFF" if asked else f"no CUDA toolkit {MIN_TOOLKIT} or newer is here (CUDA_HOME)"
-        progress.say(f"building the CPU backend only: {reason}")
+    is_wanted, why_not = is_cuda_wanted(config_settings)
+    settings[CUDA_SETTING] = "ON" if is_wanted else "OFF"
+    if not is_wanted:
+        progress.say(f"building the CPU backends only: {why_not}")
         return settings
     nvcc, version = find_nvcc()
-    settings["cmake.define.CROSSDOCK_CUDA"] = "ON"
     settings.setdefault("cmake.define.CMAKE_CUDA_COMPILER", nvcc)
     settings["cmake.define.CROSSDOCK_NCCL_INCLUDE"] = find_nccl(config_settings)
     architectures, reason = setting("CROSSDOCK_CUDA_ARCHITECTURES", config_settings), "CROSSDOCK_CUDA_ARCHITECTURES"
@@ -155,21 +174,33 @@ def resolved(config_settings: Settings) -> dict[str, Any]:
     settings["cmake.define.CROSSDOCK_CUDA_ARCHITECTURES"] = architectures
     names = ", ".join(f"sm_{name}" for name in architectures.split(";"))
     progress.say(
-        f"building the CPU and the GPU backend, for {names} ({reason}), with {nvcc} of CUDA {version}. Others: -C "
-        "cmake.define.CROSSDOCK_CUDA_ARCHITECTURES='90;100f'; CPUs only, faster: -C cmake.define.CROSSDOCK_CUDA=OFF"
+        f"building the CPU backends and the GPU backend, for {names} ({reason}), with {nvcc} of CUDA {version}. Others: -C "
+        "cmake.define.CROSSDOCK_CUDA_ARCHITECTURES='90;100f'; CPUs only, faster: "
+        f"-C {CUDA_SETTING}=OFF"
     )
     return settings
+
+
+@contextmanager
+def building(config_settings: Settings) -> Iterator[dict[str, Any]]:
+    """The settings of a build in a folder that is gone after it, unless one was named; reports how far it is."""
+    settings = resolved(config_settings)
+    with tempfile.TemporaryDirectory(prefix="crossdock-build-") as folder:
+        # scikit-build-core replaces names in braces, such as {wheel_tag}: the folder that is watched is the one above.
+        named = str(settings.setdefault("build-dir", folder))
+        with progress.shown(Path(named.partition("{")[0] or ".")):
+            yield settings
 
 
 def build_wheel(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
-    with progress.shown(Path("build")):
-        return core.build_wheel(wheel_directory, resolved(config_settings), metadata_directory)
+    with building(config_settings) as settings:
+        return core.build_wheel(wheel_directory, settings, metadata_directory)
 
 
 def build_editable(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
-    with progress.shown(Path("build")):
-        return core.build_editable(wheel_directory, resolved(config_settings), metadata_directory)
+    with building(config_settings) as settings:
+        return core.build_editable(wheel_directory, settings, metadata_directory)

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a build says while it runs, on the terminal of whoever started pip, which shows a build's own output only at -v
-or when it fails."""
+"""What a build reports while it runs. pip, build and uv show a build's own output only at -v or when it fails, so lines
+also go to the standard error of the program that runs the build: a terminal, or a pipe of a CI job.
+
+If that is a file, nothing is added: the program's next line would overwrite it. `pip install -v` fills such logs."""
 
 from __future__ import annotations
 
+import os
+import stat
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-TERMINAL = "/dev/tty"
+OUTPUT = f"/proc/{os.getppid()}/fd/2"  # of the program that started this process
 SECONDS = 15.0  # between lines
 
 
@@ -18,15 +22,16 @@ def say(text: str) -> None:
     line = f"crossdock: {text}"
     print(line, flush=True)
     try:
-        with open(TERMINAL, "w") as terminal:
-            terminal.write(f"\r{line}\n")
-    except OSError:  # there is none
+        if not stat.S_ISREG(os.stat(OUTPUT).st_mode):
+            with open(OUTPUT, "w") as output:
+                output.write(f"\r{line}\n" if output.isatty() else f"{line}\n")
+    except OSError:  # it has none, or belongs to somebody else
         pass
 
 
 def count(folder: Path) -> tuple[int, int]:
-    """How many files are compiled and how many there are, of the latest of Ninja's builds below folder."""
-    plans = sorted(folder.glob("wheel-*/build.ninja"), key=lambda path: path.stat().st_mtime)
+    """How many files are compiled and how many there are, of the latest of Ninja's builds in folder or right below."""
+    plans = sorted([*folder.glob("build.ninja"), *folder.glob("*/build.ninja")], key=lambda path: path.stat().st_mtime)
     if not plans:
         return 0, 0
     outputs = set()

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +21,9 @@ def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     pytest.importorskip("scikit_build_core")
     monkeypatch.syspath_prepend(ROOT / "python" / "backend")
     module = importlib.import_module("crossdock_build")
-    monkeypatch.setattr(module.progress, "TERMINAL", str(tmp_path / "terminal"))
+    said: list[str] = []
+    monkeypatch.setattr(module, "said", said, raising=False)
+    monkeypatch.setattr(module.progress, "say", said.append)
     for name in ("CROSSDOCK_CUDA", "CROSSDOCK_CUDA_ARCHITECTURES", "CROSSDOCK_NCCL_INCLUDE", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
@@ -45,6 +49,13 @@ def make_nccl(include: Path, code: int) -> None:
     (include / "nccl_device.h").touch()
 
 
+def make_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch, capability: str = "9.0") -> None:
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\nprintf '{capability}\\n'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/bin")
+
+
 def test_a_machine_without_toolkit(backend: ModuleType) -> None:
     assert backend.get_requires_for_build_wheel() == ["ninja"]
     assert backend.resolved(None) == {"cmake.define.CROSSDOCK_CUDA": "OFF"}
@@ -62,8 +73,27 @@ def test_a_toolkit_that_is_too_old(backend: ModuleType, tmp_path: Path, monkeypa
         backend.get_requires_for_build_wheel()
 
 
+def test_a_toolkit_without_a_gpu(backend: ModuleType, tmp_path: Path) -> None:
+    """GPU code takes long to compile, and what has no GPU hardly wants it: only if it is asked for."""
+    make_nvcc(tmp_path, 13)
+    assert backend.get_requires_for_build_wheel() == ["ninja"]
+    assert backend.resolved(None) == {"cmake.define.CROSSDOCK_CUDA": "OFF"}
+    assert "CPU backends only: there is no GPU; with it: -C cmake.define.CROSSDOCK_CUDA=ON" in backend.said[-1]
+    asked = backend.resolved({"cmake.define.CROSSDOCK_CUDA": "ON"})
+    assert asked["cmake.define.CROSSDOCK_CUDA_ARCHITECTURES"] == "90"
+    assert "for sm_90 (no GPU is here)" in backend.said[-1]
+
+
+def test_an_older_python(backend: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is refused before pip brings anything for the build."""
+    monkeypatch.setattr(backend.sys, "version_info", (3, 10, 12))
+    with pytest.raises(SystemExit, match=r"crossdock needs Python 3\.11 or newer, not "):
+        backend.get_requires_for_build_wheel()
+
+
 def test_a_toolkit(backend: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_nvcc(tmp_path, 13)
+    make_gpu(tmp_path, monkeypatch)
     assert backend.get_requires_for_build_wheel() == ["ninja", "nvidia-nccl-cu13==2.30.7"]
     assert backend.get_requires_for_build_wheel({"cmake.define.CROSSDOCK_CUDA": "OFF"}) == ["ninja"]
     include = tmp_path / "nvidia" / "nccl" / "include"
@@ -84,8 +114,11 @@ def test_a_toolkit(backend: ModuleType, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("code", [22809, 23203])
-def test_headers_that_do_not_fit(backend: ModuleType, tmp_path: Path, code: int) -> None:
+def test_headers_that_do_not_fit(
+    backend: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     make_nvcc(tmp_path, 14)
+    make_gpu(tmp_path, monkeypatch)
     make_nccl(tmp_path / "nvidia" / "nccl" / "include", code)
     assert backend.get_requires_for_build_wheel() == ["ninja", "nvidia-nccl-cu13==2.30.7"]
 
@@ -93,7 +126,6 @@ def test_headers_that_do_not_fit(backend: ModuleType, tmp_path: Path, code: int)
 @pytest.mark.parametrize(
     ("capability", "architecture", "reason"),
     [
-        ("", "90", "no GPU is here"),
         ("9.0", "90", "the GPU here has compute capability 9.0"),
         ("10.3\\n10.3", "100f", "the GPU here has compute capability 10.3"),
         ("12.0", "90", "the GPU here has compute capability 12.0, for which nothing was tried"),
@@ -107,22 +139,50 @@ def test_one_architecture(
     architecture: str,
     reason: str,
 ) -> None:
-    """That of the GPU that is here, unless others are asked for; the terminal is told."""
+    """That of the GPU that is here, unless others are asked for; both are reported."""
     make_nvcc(tmp_path, 13)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
-    query = tmp_path / "nvidia-smi"
-    query.write_text(f"#!/bin/sh\nprintf '{capability}\\n'\n")
-    query.chmod(0o755)
+    make_gpu(tmp_path, monkeypatch, capability)
     assert backend.resolved(None)["cmake.define.CROSSDOCK_CUDA_ARCHITECTURES"] == architecture
-    said = (tmp_path / "terminal").read_text()
-    assert f"for sm_{architecture} ({reason}), with {tmp_path}/bin/nvcc of CUDA 13" in said
+    assert f"for sm_{architecture} ({reason}), with {tmp_path}/bin/nvcc of CUDA 13" in backend.said[-1]
     asked = {"cmake.define.CROSSDOCK_CUDA_ARCHITECTURES": "90;100f"}
     assert backend.resolved(asked)["cmake.define.CROSSDOCK_CUDA_ARCHITECTURES"] == "90;100f"
-    assert "for sm_90, sm_100f (CROSSDOCK_CUDA_ARCHITECTURES)" in (tmp_path / "terminal").read_text()
+    assert "for sm_90, sm_100f (CROSSDOCK_CUDA_ARCHITECTURES)" in backend.said[-1]
+
+
+def test_a_build_leaves_no_folder(backend: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in the checkout nor elsewhere, unless one was named."""
+    used: list[str] = []
+
+    def build(folder: str, settings: dict[str, str], metadata: str | None) -> str:
+        used.append(settings["build-dir"])
+        assert metadata is None and folder == "dist"
+        return "name.whl"
+
+    monkeypatch.setattr(backend.core, "build_wheel", build)
+    assert backend.build_wheel("dist") == "name.whl"
+    assert ROOT not in Path(used[0]).parents and not Path(used[0]).exists()
+    backend.build_wheel("dist", {"build-dir": "build/mine-{wheel_tag}"})
+    assert used[1] == "build/mine-{wheel_tag}"
+    assert "build-dir" not in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_lines_reach_whoever_runs_pip(tmp_path: Path, is_file: bool) -> None:
+    """pip captures what a build prints; its own standard error, where that is no file, shows the line nevertheless."""
+    build = "import crossdock_build_progress as progress; progress.say('3 of 9 files compiled')"
+    pip = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {build!r}], capture_output=True, check=True)"
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "python" / "backend")}
+    with (tmp_path / "log").open("w+") as log:
+        to = log if is_file else subprocess.PIPE
+        done = subprocess.run([sys.executable, "-c", pip], env=environment, text=True, stderr=to, timeout=60)
+        log.seek(0)
+        said = log.read() if is_file else done.stderr
+    assert done.returncode == 0
+    assert said == ("" if is_file else "crossdock: 3 of 9 files compiled\n")
 
 
 def test_progress_counts_what_is_compiled(backend: ModuleType, tmp_path: Path) -> None:
-    folder = tmp_path / "wheel-py3"
+    folder = tmp_path / "py3"
     folder.mkdir()
     assert backend.progress.count(tmp_path) == (0, 0)
     (folder / "build.ninja").write_text(
@@ -132,3 +192,4 @@ def test_progress_counts_what_is_compiled(backend: ModuleType, tmp_path: Path) -
     assert backend.progress.count(tmp_path) == (0, 2)
     (folder / ".ninja_log").write_text("# ninja log v5\n0\t9\t1\ta.o\tabc\n9\t10\t1\tcore.so\tdef\n")
     assert backend.progress.count(tmp_path) == (1, 2)
+    assert backend.progress.count(folder) == (1, 2)
