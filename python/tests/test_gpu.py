@@ -20,6 +20,8 @@ if not torch.cuda.is_available():
 
 import gpu_checks  # noqa: E402
 
+from test_guide import run_first_program  # noqa: E402
+
 import crossdock as ep  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +52,14 @@ def test_on_gpus(name: str, found: list[dict[str, str]]) -> None:
 def run(*arguments: Any, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, env=os.environ | environment)
+
+
+def test_the_readme_s_first_program(tmp_path: Path) -> None:
+    """On a GPU per rank, or on one that both share."""
+    change = ('int(os.environ["LOCAL_RANK"])', "0") if torch.cuda.device_count() < 2 else ("", "")
+    printed = run_first_program(tmp_path, change)
+    for rank in range(2):
+        assert f"rank {rank}: (64, 1024) on cuda:{0 if change[0] else rank}, gradient (64, 1024)" in printed
 
 
 @pytest.mark.parametrize("mode", ["ht", "ll"])

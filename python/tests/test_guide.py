@@ -45,8 +45,30 @@ def test_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_readme() -> None:
-    [(code, _)] = CELL.findall((ROOT / "README.md").read_text())
+    [_, (code, _)] = CELL.findall((ROOT / "README.md").read_text())
     assert output_of(code, {}) == "[1.75, 3.5]\n"
+
+
+def run_first_program(folder: Path, change: tuple[str, str] = ("", ""), **environment: str) -> str:
+    """What README's first program prints, run by the command that stands below it."""
+    text = (ROOT / "README.md").read_text()
+    code = CELL.findall(text)[0][0]
+    [(num_ranks, name)] = re.findall(r"^crossdock-run torchrun --nproc-per-node (\d+) (\S+)$", text, re.MULTILINE)
+    (folder / name).write_text(code.replace(*change) if change[0] else code)
+    command = [sys.executable, "-m", "crossdock", "run"]
+    command += [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", num_ranks, name]
+    variables = os.environ | environment
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_readme_s_first_program(tmp_path: Path) -> None:
+    """On CPU ranks; test_gpu.py runs it on GPUs."""
+    pytest.importorskip("torch", reason="torch is not installed: skipped")
+    printed = run_first_program(tmp_path, CUDA_VISIBLE_DEVICES="")
+    for rank in range(2):
+        assert f"rank {rank}: (64, 1024) on cpu, gradient (64, 1024)" in printed
 
 
 def test_the_engines(tmp_path: Path) -> None:
