@@ -16,16 +16,19 @@
 // algorithm, HT the high-throughput one.
 //
 // Rules for all functions
-// - The result is ncclSuccess or an error. A wrong argument never aborts, exits, throws or traps; outputs are written
-//   only on success unless a function says otherwise, and the group stays usable.
-// - ncclInvalidArgument: a mandatory pointer is NULL, a struct or tensor is malformed, a value is out of range.
-//   ncclInvalidUsage: each argument is valid, but not in this combination or at this time. ncclUnhandledCudaError,
-//   ncclSystemError: CUDA or the system failed, nothing is leaked. ncclRemoteError: the group failed, see
-//   ncclEpCreateGroup.
+// - The result is ncclSuccess or an error. A wrong argument never aborts, exits, throws or traps. After an error the
+//   group stays usable, and no output has been written unless a function says otherwise.
+// - Errors:
+//     ncclInvalidArgument     a mandatory pointer is NULL, a struct or tensor is malformed, a value is out of range
+//     ncclInvalidUsage        each argument is valid, but not in this combination or at this time
+//     ncclUnhandledCudaError  CUDA failed; nothing is leaked
+//     ncclSystemError         the system failed; nothing is leaked
+//     ncclRemoteError         the group failed, see ncclEpCreateGroup
 // - Work is enqueued on the given stream and on no other that the caller can see; NULL is the legacy default stream.
-//   The caller orders streams. "Local" calls do not communicate; "collective" ones are made by every rank of the
-//   communicator, in the same order of dispatch, combine, complete and (HT) update for a whole group.
-// - Calls on different groups may run in different threads at once; calls on one group are serialised by the caller.
+//   The caller orders streams.
+// - "Local" calls do not communicate. "Collective" calls are made by every rank of the communicator. All ranks make the
+//   dispatches, combines, completes and (HT) updates of a group in the same order.
+// - Calls on different groups may run in different threads at once. The caller serialises calls on one group.
 // - Structs, tensor descriptors and their sizes arrays are read during the call only. The memory that tensors point to
 //   must live until the enqueued work is done.
 // - "Capturable" calls may be recorded into a CUDA graph. Replays may repeat, and alternate with other graphs and with
@@ -65,9 +68,10 @@
 #define NCCL_EP_PATCH 0
 #define NCCL_EP_VERSION_CODE (NCCL_EP_MAJOR * 10000 + NCCL_EP_MINOR * 100 + NCCL_EP_PATCH)
 
-// The feature level that a caller was compiled for; travels in ncclEpGroupConfig_t::version. The library serves callers
-// of all three. Version 2 appended fields to five structs, and has recipes, int32 routing and eager mode; version 3 has
-// SM counts per operation (dispatch_num_sms, combine_num_sms) and NCCL_EP_COMB_QUANT_MXFP8.
+// The feature level that a caller was compiled for. It is passed in ncclEpGroupConfig_t::version. The library serves
+// callers of all three versions:
+//   2  appends fields to five structs; adds recipes, int32 routing and eager mode
+//   3  adds SM counts per operation (dispatch_num_sms, combine_num_sms) and NCCL_EP_COMB_QUANT_MXFP8
 #define NCCL_EP_API_VERSION 3
 
 // The second field of every struct: of a tensor descriptor, and of everything else.
@@ -85,10 +89,10 @@ extern "C" {
 
 // ---- Types ----
 //
-// Every struct starts with its size and a magic number, set by its INIT macro, and only grows at its end: the library
-// reads a field only if `size` covers all of it and takes 0 otherwise, so callers compiled against an older header (or
-// a newer one) keep working. Bytes beyond `size` are never read. A size below the struct's V1 size is an
-// ncclInvalidArgument.
+// Every struct starts with its size and a magic number, which its INIT macro sets. Structs only grow at their end. The
+// library reads a field only if `size` covers all of it, and otherwise takes 0. So callers that were compiled against
+// an older header, or a newer one, keep working. Bytes beyond `size` are never read. A size below the struct's V1 size
+// is an ncclInvalidArgument.
 
 typedef struct ncclEpGroup* ncclEpGroup_t;
 typedef struct ncclEpHandle* ncclEpHandle_t;
@@ -110,18 +114,19 @@ typedef struct {
     unsigned int magic;
 } ncclEpTensorAllocConfig_t;
 
-// Device memory hooks. They are called on the thread of an API call that creates or destroys a group or handle, never
-// from other calls and never during capture. Memory from alloc_fn is passed to free_fn once, with the same context. The
-// group's next handles reuse the memory of destroyed ones; it is freed with the group, or earlier if it is large.
+// Device memory hooks. Only API calls that create or destroy a group or handle call them, on the thread of that call,
+// and never during capture. Memory from alloc_fn is passed to free_fn once, with the same context. A group's next
+// handles reuse the memory of destroyed ones. This memory is freed with the group, or earlier if it is large.
 typedef cudaError_t (*ncclEpAllocFn_t)(void** ptr, size_t size, void* context);
 typedef cudaError_t (*ncclEpFreeFn_t)(void* ptr, void* context);
 
-// Either both functions or none. Device memory of a group and its handles that no peer reaches comes from here: less
-// than 1 KiB and 4 bytes per rank for the group, less than 1 KiB per communication buffer, and ncclEpHandleMemSize
-// bytes for each handle without memory of the caller. The communication buffers, by far the most, are symmetric
-// windows, which only NCCL can allocate (ncclMemAlloc). An HT group has one; an LL group has one, and one more for each
-// handle that needs a larger one than all before it. crossdockGroupMemoryUse (crossdock.h) returns how much of each a
-// group has.
+// Set both functions or none. They provide the device memory that no peer reaches:
+//   - for the group: less than 1 KiB, and 4 bytes per rank;
+//   - for each communication buffer: less than 1 KiB;
+//   - for each handle without memory of the caller: ncclEpHandleMemSize bytes.
+// The communication buffers themselves are by far the largest part. They are symmetric windows, which only NCCL can
+// allocate (ncclMemAlloc). An HT group has one. An LL group has one, and one more for each handle that needs a larger
+// one than all before it. crossdockGroupMemoryUse (crossdock.h) returns how much of each a group has.
 typedef struct {
     ncclEpAllocFn_t alloc_fn;
     ncclEpFreeFn_t free_fn;
@@ -136,8 +141,8 @@ typedef struct {
     ncclEpAlgorithm_t algorithm;
     unsigned int num_experts;                   // E > 0, a multiple of R
     unsigned int max_dispatch_tokens_per_rank;  // M > 0
-    // LL: ignored. HT: C >= M, rows (FLAT) or padded slots (expert-major) a rank can receive; NCCL_EP_AUTO: eager mode,
-    // receive tensors are sized after each update.
+    // LL: ignored. HT: C >= M, how many rows (FLAT) or padded slots (expert-major) a rank can receive. NCCL_EP_AUTO:
+    // eager mode; the caller sizes the receive tensors after each update.
     unsigned int max_recv_tokens_per_rank;
     unsigned int max_token_bytes;        // > 0; bound for token row + scale row, any call (HT: a multiple of 16)
     unsigned long int rdma_buffer_size;  // LL; bytes, a hint. NCCL_EP_AUTO, or a value from nccl_ep/common.hpp
@@ -149,12 +154,13 @@ typedef struct {
     uint64_t timeout_ns;       // T, see above; 0: 100 s; at most 2^48. NCCL_EP_TIMEOUT_MS (ms) overrides it
     // Version 2
     ncclEpZeroCopyMode_t zero_copy;
-    ncclEpOverflowPolicy_t overflow_policy;  // HT; LL expert-major: trap fails the group where repeated ids bring
-                                             // more than R*M rows of an expert, which are dropped otherwise
-    unsigned int num_topk;                   // HT: bound of K of all handles, <= E; eager expert-major needs it
+    // HT: rows beyond C. LL expert-major: rows of an expert beyond R*M, which only repeated ids bring. Trap fails the
+    // group, otherwise they are dropped.
+    ncclEpOverflowPolicy_t overflow_policy;
+    unsigned int num_topk;  // HT: bound of K of all handles, <= E; eager expert-major needs it
     unsigned char padding_v2[4];
-    // Version 3. The first that is set counts: NCCL_EP_DISPATCH_SMS or NCCL_EP_COMBINE_SMS in the environment,
-    // NCCL_EP_COMM_SMS there, the field here, max_num_sms.
+    // Version 3. Of these, the first that is set counts: the environment's NCCL_EP_DISPATCH_SMS or NCCL_EP_COMBINE_SMS,
+    // its NCCL_EP_COMM_SMS, the field here, max_num_sms.
     unsigned int dispatch_num_sms;  // most SMs a dispatch occupies, 1 .. those of the device, or NCCL_EP_AUTO
     unsigned int combine_num_sms;   // the same for a combine
 } ncclEpGroupConfig_t;
@@ -335,8 +341,8 @@ typedef struct ncclEpCompleteConfig {
 
 // ---- Initialisers ----
 //
-// Each sets size and magic (and the group's version) and zeroes the rest. They are compound literals, so they serve in
-// a declaration, in a later assignment and in an expression; in C++ through the GNU extension.
+// Each sets size and magic (and the group's version) and zeroes the rest. They are compound literals (in C++ a GNU
+// extension), so a declaration, a later assignment and an expression can use them.
 
 #define NCCL_EP_STRUCT_INIT(type, magic_value) \
     __extension__(type) { .size = (unsigned int)sizeof(type), .magic = (magic_value) }
@@ -377,24 +383,36 @@ ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t* tensor);
 
 // Makes a group on a communicator, which is borrowed until ncclEpGroupDestroy returns; several groups may share one.
 // Collective, blocking, not capturable. *ep_group is written on success only.
-// A wait for a peer that outlasts the timeout fails a group without masks: outputs of that operation are undefined,
-// later calls answer ncclRemoteError, and ncclEpGroupDestroy still works. So does a peer that announces a number
-// out of range: nothing of it is used. On a GPU that happens between two calls, so the message is also printed to
-// stderr at once, unless NCCL_EP_QUIET=1. Making groups and handles, where ranks connect and map memory, waits at least
-// 60 s for each rank (ranks on CPUs: CROSSDOCK_JOIN_TIMEOUT_MS), and longer if T is.
-// ncclInvalidArgument: E is 0, no multiple of R or above 2^20; M or max_token_bytes is 0;
-// max_token_bytes is above 2^30; R*M is above 2^31 - 1; M is above 2^24 - 1, in LL above (2^24 - 1) / 64; LL: E * L is
-// above 2^31 - 1; num_topk > E; an unknown enum value; HT: C below M (and not 0), max_token_bytes no multiple of 16.
-// ncclInvalidUsage: a GPU of compute capability below 9.0, or more SMs than it has (both judged first); one allocator
-// hook without the other; eager mode with DROP, or where R * M * num_topk is above 2^31 - 1; values that differ between
-// ranks; an NCCL or a topology without the device API; contradicting environment variables.
+//
+// How a group fails. A group without masks fails if a wait for a peer outlasts the timeout, or if a peer announces a
+// number out of range (which is not used). Then the outputs of that operation are undefined, later calls return
+// ncclRemoteError, and only ncclEpGroupDestroy still works. On a GPU a group fails between two calls, so the message is
+// also printed to stderr at once, unless NCCL_EP_QUIET=1.
+//
+// While groups and handles are made, ranks connect and map memory. These waits last at least 60 s for each rank (ranks
+// on CPUs: CROSSDOCK_JOIN_TIMEOUT_MS), and T if that is longer.
+//
+// ncclInvalidArgument:
+//   - E is 0, not a multiple of R, or above 2^20;
+//   - M is 0 or above 2^24 - 1, in LL above (2^24 - 1) / 64; R*M is above 2^31 - 1; LL: E * L is above 2^31 - 1;
+//   - max_token_bytes is 0 or above 2^30; HT: it is not a multiple of 16;
+//   - HT: C is below M, and not 0;
+//   - num_topk is above E; an enum has an unknown value.
+// ncclInvalidUsage:
+//   - the GPU's compute capability is below 9.0, or more SMs are asked for than it has (both are checked first);
+//   - one allocator hook is set without the other;
+//   - eager mode with DROP, or with R * M * num_topk above 2^31 - 1;
+//   - values differ between ranks;
+//   - NCCL or the topology has no device API;
+//   - environment variables contradict each other.
 ncclResult_t ncclEpCreateGroup(ncclEpGroup_t* ep_group, ncclComm_t comm, const ncclEpGroupConfig_t* config);
 
-// Destroys a group: collective, not capturable. Waits until the device has done all work of this process, on all
-// streams (the group's own operations end within their bounds), then at most T for the other ranks. Graphs that hold
-// operations of the group must not be launched afterwards. Handles of the group may be destroyed before or after it;
-// afterwards every other use of them is ncclInvalidUsage. NULL is a success. If several threads destroy one group or
-// handle, one succeeds and the others get ncclInvalidArgument.
+// Destroys a group. Collective, not capturable. It waits until the device has done all work of this process, on all
+// streams (the group's own operations end within their bounds), and then at most T for the other ranks. Afterwards:
+//   - graphs that hold operations of the group must not be launched;
+//   - its handles can be destroyed, and every other use of them is ncclInvalidUsage. They may be destroyed before, too.
+// NULL is a success. If several threads destroy one group or handle, one succeeds and the others get
+// ncclInvalidArgument.
 ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group);
 
 // The bytes of device memory that a handle needs, if it is to live in memory of the caller: positive, the same on all
@@ -403,37 +421,50 @@ ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group);
 ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group, ncclEpLayout_t layout, const ncclEpHandleConfig_t* config,
                                  size_t* size_out, int num_topk);
 
-// Makes a handle without routing. Not capturable; live handles, running operations and captured graphs are not
-// disturbed. On failure *handle is NULL.
-// HT: local. LL: local where the group has communication memory for it: for every K up to the group's num_topk, where
-// that is set; for what rdma_buffer_size is enough for, where that is set; and for what an earlier handle needed. Else
-// it is collective and blocks until all ranks have come, like ncclEpCreateGroup: callers that set neither make such
-// handles on all ranks, in the same order.
-// handle_mem: NULL, or a 1-D ncclUint8 tensor of at least ncclEpHandleMemSize bytes that the caller keeps, untouched,
-// until ncclEpHandleDestroy. NULL: the group's memory, that of destroyed handles first.
-// HT keeps all routing in handle_mem: a second handle of the same group over the same memory, or over a copy of it,
-// with the same layout, K and alignment, works with the routing of the first, without an update. Its first use reads
-// and checks the routing, which waits for the stream: what no update can have left there is ncclInvalidUsage. Not so
-// where the first handle still lives when the second is made. Between
-// the last use of a routing and the next update the memory may hold anything. The caller may also copy another routing
-// of such a handle into it: where B differs, the next use reads it again. In a capture nothing is read: B is the
-// tensors', and a replay takes what the memory holds then, which must be such a routing, for the same B; num_topk -1
-// and eager mode are ncclInvalidUsage there, before anything is captured. Routing that a handle of another group,
-// layout, K or alignment has written is ncclInvalidUsage when it is read.
-// num_topk: K, 1 .. E and at most 64; -1 in HT takes the group's num_topk, or the largest K if that is 0.
-// ncclInvalidArgument: a layout that the algorithm does not have, an alignment that is no power of two, a K out of
+// Makes a handle without routing. Not capturable. It does not disturb live handles, running operations and captured
+// graphs. On failure *handle is NULL.
+//
+// HT: local.
+// LL: local if the group has communication memory for it. That is so
+//   - for every K up to the group's num_topk, if that is set;
+//   - for what fits into rdma_buffer_size, if that is set;
+//   - for what an earlier handle needed.
+// Otherwise it is collective and blocks until all ranks have come, like ncclEpCreateGroup. Callers that set neither of
+// the two fields therefore make LL handles on all ranks, in the same order.
+//
+// num_topk: K, 1 .. E and at most 64. In HT, -1 takes the group's num_topk, or the largest K if that is 0.
+//
+// handle_mem: NULL, or a 1-D ncclUint8 tensor of at least ncclEpHandleMemSize bytes. The caller keeps it, untouched,
+// until ncclEpHandleDestroy. With NULL, the handle takes the group's memory, first that of destroyed handles.
+//
+// Routing in handle_mem (HT). All routing of a handle is in its memory. A second handle of the same group over the same
+// memory, or over a copy of it, with the same layout, K and alignment, uses the routing of the first without an update.
+//   - The second handle's first use reads and checks the routing, which waits for the stream. It does neither if the
+//     first handle still lives when the second is made.
+//   - What an update cannot have left there, or what a handle of another group, layout, K or alignment has written, is
+//     ncclInvalidUsage.
+//   - Between the last use of a routing and the next update, the memory may hold anything.
+//   - The caller may copy another routing of such a handle into the memory. If B differs, the next use reads it again.
+//   - In a capture nothing is read: B is that of the tensors. A replay uses what the memory holds then, which must be
+//     such a routing, for the same B. num_topk -1 and eager mode are ncclInvalidUsage in a capture, before anything is
+//     captured.
+//
+// ncclInvalidArgument: a layout that the algorithm does not have, an alignment that is not a power of two, a K out of
 // range, a handle_mem of wrong shape, type or size. ncclInvalidUsage: K above the group's num_topk (HT).
 ncclResult_t ncclEpInitHandle(ncclEpHandle_t* handle, ncclEpGroup_t ep_group, ncclEpLayout_t layout,
                               const ncclEpHandleConfig_t* config, int num_topk, const ncclEpTensor_t* handle_mem);
 
 // Binds the routing of the next operations: topk_idx [B, K], int32 or int64, global expert ids. A negative id, or one
 // that is >= E, drops that choice; duplicates are legal. Repeating it without a dispatch between is legal.
+//
 // LL: local, enqueues nothing, layout_info NULL. topk_idx is borrowed: dispatch and combine read its memory when they
-// execute, so it stays unchanged from dispatch to the end of the matching combine, and a graph replay sees what it
-// holds by then. Once other memory or another B is bound, a combine needs a dispatch before it.
-// HT: collective, capturable, no host blocking. topk_idx is copied in stream order. layout_info (or NULL) receives
-// recv_total_counter, expert_counters (expert-major: padded) and expert_offsets, int32 or int64, FLAT's
-// expert_counters int32. Must agree on all ranks: that the call is an update, the handle's layout, and K; B may differ.
+// execute. So it must not change from the dispatch to the end of the matching combine, and a graph replay reads what it
+// holds then. After other memory or another B is bound, a combine needs a dispatch before it.
+//
+// HT: collective, capturable, does not block the host. topk_idx is copied in stream order. layout_info may be NULL; its
+// recv_total_counter, expert_counters (expert-major: padded) and expert_offsets are written. They are int32 or int64,
+// FLAT's expert_counters int32. Must agree on all ranks: that the call is an update, the handle's layout, and K. B may
+// differ.
 ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx,
                                 const ncclEpLayoutInfo_t* layout_info, cudaStream_t stream);
 
@@ -443,10 +474,10 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t* handle, ncclEpGroup_t ep_group, 
                                 const ncclEpTensor_t* topk_idx, const ncclEpLayoutInfo_t* layout_info,
                                 const ncclEpHandleConfig_t* config, cudaStream_t stream);
 
-// Destroys a handle, also while its work is queued or a send_only operation of it is pending. Local, does not wait. Its
-// memory serves later handles of the group; memory of the caller's allocator returns there, at the latest in
-// ncclEpGroupDestroy. Graphs that hold its operations may still be launched, over handle_mem while that lives. NULL is
-// a success.
+// Destroys a handle, even while its work is queued or a send_only operation of it is pending. Local, does not wait.
+// Later handles of the group reuse its memory. Memory of the caller's allocator returns there in ncclEpGroupDestroy at
+// the latest. Graphs that hold the handle's operations may still be launched; if it was made with handle_mem, only
+// while that memory lives. NULL is a success.
 ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 
 // Sends this rank's B tokens to the ranks of their experts and receives what others send here. Collective, enqueues,
@@ -456,62 +487,75 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 //   expert_offsets and recv_total_counter may be given, int32 or int64: l * R*M and the sum of expert_counters.
 //   The first expert_counters[l] rows of outputs->tokens[l] hold one row per (source rank, token, k) with topk_idx
 //   equal to this rank's expert l, in that order. Rows past them are not written. No weights, no outputs->topk_idx.
-//   Choices past an expert's R*M rows, which only duplicates within a row can reach, are dropped and add nothing to
-//   combine.
+//   Choices past an expert's R*M rows are dropped and add nothing to combine. Only duplicates within a row of topk_idx
+//   can reach that number.
 // LL rank-major: inputs->tokens [B, H], topk_weights [B, K] fp32; outputs->tokens [R, M, H], topk_weights [R, M, K]
-//   fp32, topk_idx [R, M, K] int32; layout_info may be NULL, its src_rank_counters [R] int32 is written, and its
-//   recv_total_counter, int32 or int64: their sum. expert_offsets is ignored. One row per (source rank, token) with an
-//   expert here, tokens in order. Weights of all K choices are copied in source order;
-//   topk_idx holds the ids of the choices hosted here (recv_topk_idx_kind) and -1 elsewhere, and -1 in all unused rows.
+//   fp32, topk_idx [R, M, K] int32. layout_info may be NULL; its src_rank_counters [R] int32 are written, and their sum
+//   in its recv_total_counter, int32 or int64. expert_offsets is ignored. One row per (source rank, token) with an
+//   expert here, tokens in order. Weights of all K choices are copied in source order. topk_idx holds the ids of the
+//   choices hosted here (recv_topk_idx_kind) and -1 elsewhere, and -1 in all unused rows.
 // HT: outputs->tokens [N, H], rows in the order of source rank and token; FLAT: topk_weights [N, K] fp32, topk_idx
 //   [N, K] int64; expert-major: topk_weights [N] fp32, zones of the experts padded with zero rows to the alignment. In
 //   all unused rows, to the end of the tensor or of the budget, topk_idx is -1 and weights are 0. BWD has neither
 //   weights nor topk_idx. Expert-major, the counters of layout_info that are given are written as in an update.
 //   With NCCL_EP_OVERFLOW_DROP the first C rows (expert-major: slots) in that order arrive, and no others. Counters
-//   count what arrives, recv_total_counter what would have come without a budget. Every row that is counted, padding
-//   aside, has arrived and holds its own token and weight (zeros if its rank was lost, with ht_masks). NVIDIA's library
-//   may also drop tokens whose slots are below C, and has zeros there.
+//   count what arrives; recv_total_counter counts what would have come without a budget. Every row that is counted,
+//   except padding, has arrived and holds its own token and weight (zeros if its rank was lost, with ht_masks).
+//   NVIDIA's library may also drop tokens whose slots are below C, and has zeros there.
 //
-// Data types: NONE: tokens bf16, fp16, fp32, or of one byte: e4m3, e5m2, ncclFloat4x2, uint8, int8; the same in and
-// out, no scales. FWD: tokens alike; inputs->scales [B, S] and outputs->scales, with S for H, of fp32, fp16, bf16,
-// e4m3, e5m2 or uint8. DS_FP8E3M4: bf16 in, e4m3 out, outputs->scales fp32 with the last extent H / 128: of each 128
-// elements amax = max(1e-4, max |x|), scale amax * (1 / 448) in fp32 (round_scales: rounded up to a power of two),
-// stored value x * (448 / amax) (round_scales: x / scale) in e4m3, nearest even. Rows of tokens and of forwarded scales
-// are multiples of 16 bytes. Tokens begin at a multiple of 16 bytes, every other tensor at a multiple of its element:
-// scales, too, except that forwarded scales in a window begin at a multiple of 16 bytes. No output may share bytes with
-// an input.
+// Recipes and data types:
+//   NONE        tokens are bf16, fp16 or fp32, or of one byte: e4m3, e5m2, ncclFloat4x2, uint8, int8. Outputs have the
+//               type of the inputs. No scales.
+//   FWD         tokens as with NONE; inputs->scales [B, S], and outputs->scales shaped as outputs->tokens with S for H,
+//               of fp32, fp16, bf16, e4m3, e5m2 or uint8.
+//   DS_FP8E3M4  bf16 in, e4m3 out; outputs->scales fp32 with the last extent H / 128. For each 128 elements, amax =
+//               max(1e-4, max |x|). The scale is amax * (1 / 448) in fp32, the stored value x * (448 / amax) in e4m3,
+//               rounded to nearest even. With round_scales, the scale is rounded up to a power of two, and the stored
+//               value is x / scale.
 //
-// Any tensor may be named by its window alone. In windows that peers write, outputs must not be touched from the moment
-// any rank may start the operation.
-// send_only: inputs stay unchanged, and outputs and counters are undefined, until ncclEpComplete has run.
-// A group can have two send_only operations pending (ncclEpDispatch and ncclEpCombine together), one where zero_copy is
-// on; more are ncclInvalidUsage. ncclEpComplete ends one, and so does destroying its handle.
-// Must agree in LL: the call itself, layout and K, the recipe, the type of inputs->tokens, the bytes of a row of
-// outputs->tokens and of outputs->scales.
-// Must agree in HT: the call itself, the update whose routing is used, layout and K, the direction, the recipe, the
-// type of the tokens, the bytes of a row and of its scales (in a group of one team a rank that sends and receives no
-// rows may pass others).
-// Must agree where peers write into windows (LL rank-major: of ranks that have the same outputs in windows; HT flat: of
-// ranks that have windows at all): the window, and win_offset of outputs->tokens and outputs->scales. Hashes of them
-// are compared; that the windows are not the same ones is noticed on CPUs only, unless their sizes show it. Where ranks
-// differ, all get ncclInvalidUsage, here or (GPU) from the next call of the group on, with a message that names the
-// quantity, two ranks and their values; the group has failed. Two exceptions: of windows that differ in HT, a rank that
-// does not reach the odd one's window is told by others (ncclRemoteError, which names the odd rank); in an LL combine,
-// a rank that has no tokens at the experts of the odd rank, nor rows of its tokens, may succeed, and gets
-// ncclRemoteError from its next operation, when the timeout is over.
-// ncclInvalidArgument: a tensor missing, forbidden here, misaligned or of other shape or type; an output over an input;
-// rows larger than max_token_bytes.
-// ncclInvalidUsage: no routing bound; a send_only operation of this handle is pending; BWD in LL; eager HT in capture,
-// but for a backward pass whose number of rows the caller has asked for since the update.
+// Memory of the tensors:
+//   - Rows of tokens and of forwarded scales are multiples of 16 bytes.
+//   - Tokens begin at a multiple of 16 bytes, and so do forwarded scales in a window. Every other tensor begins at a
+//     multiple of its element.
+//   - No output may share bytes with an input.
+//   - Any tensor may be named by its window alone.
+//   - Nobody may touch outputs in windows that peers write, from the moment when any rank may start the operation.
+//
+// send_only: until ncclEpComplete has run, inputs must not change, and outputs and counters are undefined. A group can
+// have two send_only operations pending (dispatches and combines together), or one if zero_copy is on. More are
+// ncclInvalidUsage. ncclEpComplete ends one, and so does destroying its handle.
+//
+// What must agree on all ranks:
+//   LL  the call itself, layout and K, the recipe, the type of inputs->tokens, the bytes of a row of outputs->tokens
+//       and of outputs->scales
+//   HT  the call itself, the update whose routing is used, layout and K, the direction, the recipe, the type of the
+//       tokens, the bytes of a row and of its scales. In a group of one team, a rank that sends and receives no rows
+//       may pass other types and bytes.
+//   Windows that peers write: the window, and win_offset of outputs->tokens and outputs->scales. In LL rank-major this
+//       holds for the ranks that have the same outputs in windows, in HT flat for the ranks that have windows at all.
+//       Ranks compare hashes. Two windows that are not the same one are noticed only on CPUs, or if their sizes differ.
+// If ranks differ, all get ncclInvalidUsage, and the group has failed. The message names the quantity, two ranks and
+// their values. On GPUs the next call of the group returns it. There are two exceptions:
+//   - HT, windows that differ: a rank that does not reach the odd rank's window learns of it from others. It gets
+//     ncclRemoteError, which names the odd rank.
+//   - LL combine: a rank may succeed if it has no tokens at the experts of the odd rank, nor rows of its tokens.
+//     It gets ncclRemoteError from its next operation, when the timeout is over.
+//
+// ncclInvalidArgument: a tensor is missing, forbidden here, misaligned, or of another shape or type; an output is over
+// an input; rows are larger than max_token_bytes.
+// ncclInvalidUsage: no routing is bound; a send_only operation of this handle is pending; BWD in LL; eager HT in a
+// capture, except a backward pass whose number of rows the caller has asked for since the update.
 ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t* inputs,
                             const ncclEpDispatchOutputs_t* outputs, const ncclEpLayoutInfo_t* layout_info,
                             const ncclEpDispatchConfig_t* config, cudaStream_t stream);
 
 // Returns the experts' outputs to the source ranks and sums them, after a dispatch of this handle. Collective,
-// enqueues, never blocks the host, capturable. Rows lie where dispatch put them, and inputs->tokens may be the very
-// tensor that it filled; outputs->tokens [B, H] is another one, of the same type (bf16, fp16, fp32), and all its rows
-// are written: a token without experts gets zeros. H may differ from dispatch's. Sums are fp32 in a fixed order, so
-// results are equal bit by bit from run to run.
+// enqueues, never blocks the host, capturable.
+//   - Rows are where dispatch put them. inputs->tokens may be the tensor that dispatch filled.
+//   - outputs->tokens [B, H] is another tensor of the same type (bf16, fp16, fp32). All its rows are written: a token
+//     without experts gets zeros.
+//   - H may differ from dispatch's.
+//   - Sums are in fp32 and in a fixed order, so results are bitwise equal from run to run.
 //
 // LL expert-major: inputs->tokens [L, R*M, H], outputs->topk_weights [B, K] fp32, which is an input. A token's result
 //   is the sum over k, ascending, of weight times row, rounded once.
@@ -521,23 +565,26 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t*
 //   inputs->topk_weights as dispatch's outputs were shaped and returns outputs->topk_weights [B, K] fp32.
 //
 // Must agree in LL: the call itself, layout and K, the recipe, type and bytes of a row of inputs->tokens, and who sums
-// (crossdockHandleSetSums). A rank that has no token at the rank that differs learns of it in its next dispatch only.
+// (crossdockHandleSetSums). A rank that has no token at the rank that differs learns of it only in its next dispatch.
 // Must agree in HT: as for ncclEpDispatch, of inputs->tokens.
 //
 // NVFP4 (LL): bf16 tokens, H a multiple of 32, inputs->scales [.., 1] fp32 with 2688 / amax of each row, or 0.
 // MXFP8 (HT expert-major, either direction): bf16 tokens, H a multiple of 32, no scales. Each rank's sum for a token is
-//   rounded to bf16, as with NONE, and travels as e4m3 with one e8m0 scale per 32 elements: the smallest power of two,
-//   2^-127 at least, with which no element is larger than 448. The source rank adds these in fp32, rounding once: a
-//   result differs from the exact sum by what NONE allows plus, for each rank's sum x, the largest of |x| / 16, 2^-17
-//   times the largest magnitude of its 32 elements, and 2^-137. A block that holds an infinity or a NaN becomes NaN.
-// ncclInvalidUsage: NVFP4 on a device without 4-bit conversions (judged first, in every mode and layout), MXFP8 with
-// several LSA teams, nothing dispatched or (LL) other routing bound since the last dispatch, and as for ncclEpDispatch.
+//   rounded to bf16, as with NONE. It is sent as e4m3 with one e8m0 scale per 32 elements. The scale is the smallest
+//   power of two, at least 2^-127, with which no element is larger than 448. The source rank adds these sums in fp32
+//   and rounds once. A result differs from the exact sum by what NONE allows and, for each rank's sum x, by at most the
+//   largest of |x| / 16, 2^-17 times the largest magnitude of its 32 elements, and 2^-137. A block that holds an
+//   infinity or a NaN becomes NaN.
+//
+// ncclInvalidUsage: NVFP4 on a device without 4-bit conversions (checked first, in every mode and layout); MXFP8 with
+// several LSA teams; nothing was dispatched; LL: other routing was bound since the last dispatch; and as for
+// ncclEpDispatch.
 ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t* inputs,
                            const ncclEpCombineOutputs_t* outputs, const ncclEpCombineConfig_t* config,
                            cudaStream_t stream);
 
-// Runs the receive half of the handle's pending send_only operation on this stream; with nothing pending, and in HT, a
-// success without work. Every rank must call it. `config` may be NULL. Capturable together with its send.
+// Runs the receive half of the handle's pending send_only operation on this stream. With nothing pending, and in HT, it
+// succeeds and does nothing. Every rank must call it. `config` may be NULL. Capturable together with its send.
 ncclResult_t ncclEpComplete(ncclEpHandle_t handle, const ncclEpCompleteConfig_t* config, cudaStream_t stream);
 
 // ---- Masks: LL groups with enable_mask, ncclInvalidUsage for others ----
