@@ -9,14 +9,15 @@
  *   - routing counts, for layers on top;
  *   - A2SGD: gradient averaging for data parallelism with 64 bits per rank and step.
  *
- * Conventions. Every function returns an ncclResult_t unless said otherwise, writes its outputs only on success, and
- * leaves a message for crossdockGetLastError() on failure. "Collective": every rank of the communicator calls it, in
- * the same order.
+ * Conventions. Every function returns an ncclResult_t unless said otherwise. It writes its outputs only on success, and
+ * leaves a message for crossdockGetLastError() on failure. "InvalidUsage" stands for ncclInvalidUsage, and so on.
+ * "Collective": every rank of the communicator calls it, in the same order. "Local": it does not communicate.
  *
  * fork(). As in nccl_ep.h: a child cannot use its parent's communicators and A2SGD objects either (InvalidUsage).
  *
- * Streams on CPUs. An operation on a CPU communicator has finished when the call returns (of a send_only operation, the
- * send half). The stream argument of nccl_ep.h's functions is ignored; pass NULL. "Device memory" is ordinary memory.
+ * Streams on CPUs. An operation on a CPU communicator has finished when the call returns. Of a send_only operation, the
+ * send half has. The stream argument of nccl_ep.h's functions is ignored; pass NULL. "Device memory" is ordinary
+ * memory.
  */
 #ifndef CROSSDOCK_H_
 #define CROSSDOCK_H_
@@ -51,16 +52,18 @@ const char* crossdockGetLastError(void);
 
 /* ---- Interrupting waits ---- */
 
-/* A program's answer to a thread that waits: 0, or that the wait is to end. Called on the waiting thread, from several
- * threads at once if several wait. It must not throw, and must not call this library. */
+/* Tells a waiting thread what to do: 0, go on waiting; any other number, end the wait. Called on the waiting thread,
+ * and on several threads at once if several wait. It must not throw, and must not call this library. */
 typedef int (*crossdockInterruptCheck_t)(void);
 
-/* Sets the check of this process, which every thread calls about every 50 ms while it waits for other ranks: while it
- * joins, in collective calls, in operations of CPU ranks, and while it destroys a group or communicator. When the check
- * returns a number other than 0, that call ends with RemoteError, whose message says "interrupted"; destroying goes on
- * without waiting, and succeeds. A group whose operation was interrupted has failed: later calls say so, and destroying
- * it waits for nobody. Kernels on GPUs are not interrupted. NULL, the default: waits end with their timeouts only.
- * Local. */
+/* Sets the check of this process. Every thread calls it about every 50 ms while it waits for other ranks: while it
+ * joins, in collective calls, in operations of CPU ranks, and while it destroys a group or communicator.
+ *
+ * When the check returns a number other than 0, the call ends with RemoteError, whose message says "interrupted". Calls
+ * that destroy something go on without waiting, and succeed. A group whose operation was interrupted has failed: later
+ * calls say so, and destroying it waits for nobody. Kernels on GPUs are not interrupted.
+ *
+ * NULL, the default: waits end only with their timeouts. Local. */
 ncclResult_t crossdockSetInterruptCheck(crossdockInterruptCheck_t check);
 
 /* ---- CPU communicators ---- */
@@ -69,41 +72,57 @@ ncclResult_t crossdockSetInterruptCheck(crossdockInterruptCheck_t check);
  * one thread at a time. Local, returns at once. InvalidArgument: comms NULL, num_ranks not in 1..4096. */
 ncclResult_t crossdockCommInitAll(ncclComm_t* comms, int num_ranks);
 
-/* Ranks as processes of one host. One process makes the id and hands it to the others by any means (as with
- * ncclGetUniqueId); it must live until all have joined. Nothing is left behind in the file system, however the
- * processes end. The id takes a file descriptor until this process has joined, or, if it joins not itself, until it
- * calls crossdockReleaseUniqueId or makes another id after all have joined. */
+/* Ranks as processes of one host. One process makes the id and passes it to the others by any means, as with
+ * ncclGetUniqueId. That process must live until all have joined. Nothing is left behind in the file system, however the
+ * processes end.
+ *
+ * The id takes a file descriptor of this process until it has joined. If it does not join, the descriptor is freed when
+ * it calls crossdockReleaseUniqueId, or makes another id after all have joined. */
 ncclResult_t crossdockGetUniqueId(ncclUniqueId* id);
 
-/* Frees what this process keeps for an id that it has made: ranks that have not joined cannot do so any more. Local;
- * does nothing if it keeps nothing. InvalidArgument: an id that was not made by crossdockGetUniqueId. */
+/* Frees what this process keeps for an id that it has made. Ranks that have not joined cannot join afterwards. Does
+ * nothing if this process keeps nothing. Local. InvalidArgument: an id that was not made by crossdockGetUniqueId. */
 ncclResult_t crossdockReleaseUniqueId(ncclUniqueId id);
 
-/* Joins the communicator of the id as rank. Collective and blocking: returns when all num_ranks processes have joined,
- * with RemoteError and the missing ranks' numbers after CROSSDOCK_JOIN_TIMEOUT_MS (60000). InvalidArgument: rank not in
- * 0..num_ranks-1, an id that was not made by crossdockGetUniqueId, a rank taken twice, num_ranks that differ. */
+/* Joins the communicator of the id as rank. Collective and blocking: returns when all num_ranks processes have joined.
+ * RemoteError: ranks, which the message names, did not join within CROSSDOCK_JOIN_TIMEOUT_MS (60000). InvalidArgument:
+ * rank not in 0..num_ranks-1, an id that was not made by crossdockGetUniqueId, a rank taken twice, num_ranks that
+ * differ. */
 ncclResult_t crossdockCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, int rank);
 
-/* Ranks as processes of one or several hosts. Those of a host share memory and are an LSA team; others are reached over
- * TCP, or over RDMA through UCX where there is both. address: "host:port" of rank 0, which listens on that port until
- * all ranks have joined; the same on every rank, "[...]:port" for an IPv6 address. Collective and blocking, bounded by
- * CROSSDOCK_JOIN_TIMEOUT_MS like crossdockCommInitRank; later waits for a rank are bounded and name it, too. Ranks are
- * numbered host by host, with the same number on each (InvalidUsage otherwise). If the environment's CROSSDOCK_SECRET
- * is set, ranks that do not know it are rejected; so are ranks with another CROSSDOCK_JOB. Ranks with different values
- * of CROSSDOCK_HOST act as if they ran on different hosts, so one machine can rehearse several. InvalidArgument:
- * address NULL or no "host:port", rank not in 0..num_ranks-1, a rank taken twice, num_ranks that differ. RemoteError:
- * ranks did not come in time, or had another secret or job; those that never came are named on every rank that rank 0
- * has met. SystemError: another process, which is named if it can be seen, listens at rank 0's address. InvalidUsage:
- * this library was built without the headers of UCX or OpenSSL 3, there is no libcrypto.so.3, or CROSSDOCK_UCX_LIBRARY
- * names no UCX. docs/deployment.md has more. */
+/* Ranks as processes of one or several hosts. Ranks of a host share memory and are an LSA team. Others are reached over
+ * TCP, or over RDMA if the hosts have UCX and RDMA. docs/deployment.md has more.
+ *
+ * address: "host:port" of rank 0, or "[...]:port" for an IPv6 address; the same on every rank. Rank 0 listens there
+ * until all ranks have joined.
+ *
+ * Collective and blocking, bounded by CROSSDOCK_JOIN_TIMEOUT_MS like crossdockCommInitRank. Later waits for a rank are
+ * bounded and name it, too. Ranks are numbered host by host, with the same number on each host.
+ *
+ * Environment:
+ *   CROSSDOCK_SECRET  if it is set, ranks that do not know it are rejected
+ *   CROSSDOCK_JOB     ranks with another value are rejected
+ *   CROSSDOCK_HOST    ranks with different values act as if they ran on different hosts, to rehearse on one machine
+ *
+ * Errors:
+ *   InvalidArgument  address is NULL or not "host:port", rank is not in 0..num_ranks-1, a rank is taken twice, or
+ *                    num_ranks differ
+ *   RemoteError      ranks did not come in time, or had another secret or job. Every rank that rank 0 has met names
+ *                    those that never came
+ *   SystemError      another process listens at rank 0's address. The message names it if it can be seen
+ *   InvalidUsage     hosts have different numbers of ranks; this library was built without the headers of UCX or
+ *                    OpenSSL 3; there is no libcrypto.so.3; CROSSDOCK_UCX_LIBRARY names no UCX */
 ncclResult_t crossdockCommInitHosts(ncclComm_t* comm, int num_ranks, int rank, const char* address);
 
-/* The same, with all of it from the environment of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT + 1), mpirun
- * (OMPI_COMM_WORLD_RANK and _SIZE, or PMI_RANK and PMI_SIZE), srun (SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST) or
- * CROSSDOCK_RANK and CROSSDOCK_NUM_RANKS. CROSSDOCK_ADDRESS is rank 0's host:port and overrides the launcher's; mpirun
- * sets none, but ranks of one host need none. Unless CROSSDOCK_JOB is set, TORCHELASTIC_RUN_ID, PMIX_NAMESPACE or
- * SLURM_JOB_ID and SLURM_STEP_ID tell jobs apart. InvalidUsage, with the variable's name and value, if one is missing
- * or contradicts another. */
+/* The same, with rank, number of ranks and address from the environment:
+ *   by hand    CROSSDOCK_RANK, CROSSDOCK_NUM_RANKS
+ *   torchrun   RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT + 1
+ *   mpirun     OMPI_COMM_WORLD_RANK and _SIZE, or PMI_RANK and PMI_SIZE
+ *   srun       SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST
+ * CROSSDOCK_ADDRESS is rank 0's host:port and overrides the launcher's. mpirun sets no address, and ranks of one host
+ * need none. TORCHELASTIC_RUN_ID, PMIX_NAMESPACE, or SLURM_JOB_ID and SLURM_STEP_ID tell jobs apart, unless
+ * CROSSDOCK_JOB is set. InvalidUsage: a variable is missing or contradicts another; the message has its name and
+ * value. */
 ncclResult_t crossdockCommInitFromEnvironment(ncclComm_t* comm);
 
 /* Frees a CPU communicator. Destroy its groups and windows first; later calls on them fail. Local. */
@@ -115,18 +134,18 @@ ncclResult_t crossdockCommCount(ncclComm_t comm, int* num_ranks);
 /* 1 for a CPU communicator, 0 for one of NCCL. */
 ncclResult_t crossdockCommIsCpu(ncclComm_t comm, int* is_cpu);
 
-/* Host-side helpers on CPU communicators, for programs that need no other library: all_bytes[r*bytes ...] receives rank
- * r's bytes. Collective, blocking, bounded by CROSSDOCK_JOIN_TIMEOUT_MS (RemoteError names the ranks that did not
- * come). */
+/* Host-side helpers on CPU communicators, for programs that need no other library. all_bytes[r*bytes ...] receives rank
+ * r's bytes. Collective and blocking, bounded by CROSSDOCK_JOIN_TIMEOUT_MS: RemoteError names the ranks that did not
+ * come. */
 ncclResult_t crossdockCommAllGather(ncclComm_t comm, const void* own_bytes, void* all_bytes, size_t bytes);
 ncclResult_t crossdockCommBarrier(ncclComm_t comm);
 
 /* ---- The simulation ---- */
 
-/* Planted faults, to show that checks find them. With WRITE_GARBAGE a rank chosen by the seed overwrites random words
- * of its peers' symmetric memory with random values, at random steps: calls may fail, and rows that are received or
- * combined may be wrong, but calls end, and nothing is written outside their outputs. The protocol's invariants are not
- * checked then. */
+/* Planted faults, to show that checks find them. With WRITE_GARBAGE, a rank chosen by the seed overwrites random words
+ * of its peers' symmetric memory with random values, at random steps. Then calls may fail, and received or combined
+ * rows may be wrong. But calls end, and write nothing outside their outputs. The protocol's invariants are not checked
+ * in this case. */
 typedef enum {
     CROSSDOCK_FAULT_NONE = 0,
     CROSSDOCK_FAULT_SKIP_STORE_WAIT = 1, /* flags are raised before the data's asynchronous copy has completed */
@@ -143,18 +162,19 @@ typedef struct {
     int killed_rank;            /* -1: none. From killed_at_step on, this rank's writes are lost and its calls fail */
     uint64_t killed_at_step;    /* scheduler steps */
     crossdockFault_t fault;
-    /* The network between LSA teams, in groups that have several: every put and every signal takes its own
-     * time, so they overtake each other; a signal never overtakes the earlier puts of its rank to that peer. */
+    /* The network between LSA teams, in groups that have several. Every put and every signal takes its own time, so
+     * they overtake each other. A signal never overtakes the earlier puts of its rank to that peer. */
     int cut_rank;         /* -1: none. From cut_at_step on, nothing reaches this rank through the network, and nothing
                              that it sends there arrives; its own LSA team still reaches it */
     uint64_t cut_at_step; /* scheduler steps */
     uint64_t max_put_delay_ns; /* of a message, in simulated time; 0: 30000 */
     uint64_t put_ns_per_kib;   /* how long 1024 bytes occupy a rank's link; 0: 20 */
-    /* 1: ranks are as processes. Each starts at a time of its own, and joins: as crossdockCommInitRank does, it waits
-     * until all have come. Where that fails, because a rank was killed before, the program is called with comm NULL,
+    /* 1: ranks behave as processes. Each starts at a time of its own and waits until all have joined, as
+     * crossdockCommInitRank does. If a rank was killed before, this fails: then the program is called with comm NULL,
      * and crossdockGetLastError() says why. A rank that was killed, or whose program has returned, counts as an ended
-     * process: who waits for it is told at once. 0: all ranks have joined before the programs begin, and ends are not
-     * seen, as on GPUs: who waits for a rank that was killed times out. */
+     * process, so waits for it end at once.
+     * 0: all ranks have joined before the programs begin. As on GPUs, ended ranks are not noticed: waits for a killed
+     * rank time out. */
     int are_processes;
     uint64_t max_start_delay_ns; /* are_processes: how late a rank may start, in simulated time; 0: 100000 */
 } crossdockSimulationConfig_t;
@@ -166,11 +186,12 @@ typedef struct {
  * the rank could not join (are_processes). */
 typedef void (*crossdockRankProgram_t)(ncclComm_t comm, int rank, void* context);
 
-/* Runs program once per rank, every rank as a fiber of the calling thread, in simulated time: one seed is one run, bit
- * for bit. Returns when all programs have returned. The communicators are made and destroyed here. InternalError with a
- * message that names the seed where an invariant of the protocol was violated (each row once, no slot written before
- * it is free, counts add up). num_steps, if not NULL, receives the number of scheduler steps (the range for
- * killed_at_step). config NULL: seed 0. */
+/* Runs program once per rank, in simulated time. Every rank is a fiber of the calling thread, and one seed is one run,
+ * bit for bit. Returns when all programs have returned. The communicators are made and destroyed here.
+ *
+ * config NULL: seed 0. num_steps, if not NULL, receives the number of scheduler steps (the range for killed_at_step).
+ * InternalError: an invariant of the protocol was violated (each row once, no slot written before it is free, counts
+ * add up); the message names the seed. */
 ncclResult_t crossdockRunSimulation(int num_ranks, const crossdockSimulationConfig_t* config,
                                     crossdockRankProgram_t program, void* context, uint64_t* num_steps);
 
@@ -188,10 +209,10 @@ ncclResult_t crossdockRunDeterministic(int num_ranks, const crossdockSimulationC
 ncclResult_t crossdockMemAlloc(void** memory, size_t size);
 ncclResult_t crossdockMemFree(void* memory);
 
-/* Registers [memory, memory + size) as a window: collective, the same size on every rank. With ranks as threads and in
- * the simulation any memory will do; between processes it must lie in one crossdockMemAlloc allocation. flags: 0. The
- * window must be deregistered (collective) before the memory is freed. An NCCL communicator: InvalidUsage (use
- * ncclCommWindowRegister). */
+/* Registers [memory, memory + size) as a window. Collective, the same size on every rank. flags: 0. Ranks as threads,
+ * and simulated ranks, can register any memory. Processes can register memory within one crossdockMemAlloc allocation.
+ * Deregister the window (collective) before you free the memory. InvalidUsage: an NCCL communicator, whose function is
+ * ncclCommWindowRegister. */
 ncclResult_t crossdockCommWindowRegister(ncclComm_t comm, void* memory, size_t size, ncclWindow_t* window, int flags);
 ncclResult_t crossdockCommWindowDeregister(ncclComm_t comm, ncclWindow_t window);
 
@@ -214,24 +235,28 @@ typedef struct {
         sizeof(crossdockGroupOptions_t), NCCL_EP_MAGIC, 0, { 0 } \
     }
 
-/* ncclEpCreateGroup with options; NULL: none. Collective, the same options on every rank (InvalidUsage otherwise).
+/* ncclEpCreateGroup with options; NULL: none. Collective, the same options on every rank.
  * InvalidArgument: group NULL, ht_masks not 0 or 1, lsa_team_size that does not divide the ranks of the communicator's
- * LSA team, and as ncclEpCreateGroup. InvalidUsage: ht_masks in an LL group, which has config->enable_mask, or with
- * several LSA teams.
+ * LSA team, and as ncclEpCreateGroup. InvalidUsage: options that differ between ranks; ht_masks with several LSA teams,
+ * or in an LL group (which has config->enable_mask).
  *
- * LSA teams (nodes). With lsa_team_size n, ranks [0, n), [n, 2n), ... form one team each. Results are the same, to the
- * bit, for every n, except sums of HT: the rows of another team are added there, rounded to the tokens' type, and
- * cross as one row. The environment's CROSSDOCK_LSA_TEAM_SIZE overrides the option. On one host the network between
- * teams is a copy, so every shape of a cluster can be rehearsed there: 8 ranks as 1 x 8, 2 x 4, 4 x 2, 8 x 1.
+ * LSA teams (nodes). With lsa_team_size n, ranks [0, n), [n, 2n), ... form one team each. Results are bitwise the same
+ * for every n, except sums of HT: a team adds its rows for a token of another team, rounds the sum to the tokens' type,
+ * and sends it as one row. The environment's CROSSDOCK_LSA_TEAM_SIZE overrides the option. On one host the network
+ * between teams is a copy, so every shape of a cluster can be rehearsed there: 8 ranks as 1 x 8, 2 x 4, 4 x 2, 8 x 1.
  *
- * An HT group with masks. A rank that is silent for the timeout while another waits for it is masked there, the
- * asynchronous error becomes 1, and the operation continues: nothing more is sent to the rank or awaited from it. Its
- * rows that an update has already counted read as zeros with weights 0; a combine that loses it adds, for each token,
- * its whole row or nothing. From the next update on it has no rows, and own tokens for its experts are dropped
- * (crossdockHandleDroppedTokens). ncclEpMaskQuery, ncclEpMaskUpdate, ncclEpMaskClean, ncclEpGetAsyncError and
- * ncclEpErrorClear work as in LL groups; the rank's own entry stays 1. After ncclEpMaskClean every handle must be
- * updated before it is used again (InvalidUsage). A rank that stops in the middle of an operation that writes into
- * windows, and continues after others have masked it, may still write rows of that operation there. */
+ * Masks in HT (ht_masks). If a rank is silent for the timeout while another rank waits for it, the waiting rank masks
+ * it:
+ *   - The asynchronous error becomes 1, and the operation continues. Nothing more is sent to the masked rank or awaited
+ *     from it.
+ *   - Its rows that an update has already counted read as zeros with weights 0.
+ *   - A combine adds, for each token, the masked rank's whole row or nothing.
+ *   - From the next update on it has no rows, and own tokens for its experts are dropped
+ *     (crossdockHandleDroppedTokens).
+ *   - It may still write into windows, if it stopped in the middle of an operation that does so and continues later.
+ * ncclEpMaskQuery, ncclEpMaskUpdate, ncclEpMaskClean, ncclEpGetAsyncError and ncclEpErrorClear work as in LL groups.
+ * The rank's own entry stays 1. After ncclEpMaskClean every handle must be updated before it is used again
+ * (InvalidUsage). */
 ncclResult_t crossdockCreateGroup(ncclEpGroup_t* group, ncclComm_t comm, const ncclEpGroupConfig_t* config,
                                   const crossdockGroupOptions_t* options);
 
@@ -247,10 +272,10 @@ typedef struct {
     uint64_t handle;       /* number of the handle within its group, in order of creation, from 1; 0: none */
     uint64_t epoch;        /* the operation's number within the group */
     uint64_t expected;     /* the awaited value ... */
-    uint64_t seen;         /* ... and the last one seen; steps "report" and "refused": the rank that waited for the
-                              peer, or refused what it had announced, and reported it. HT: numbers of operations; of
-                              rows, weights and credits those of packets in this operation, from 1 (0: none) */
-    uint64_t elapsed_us;   /* from the operation's start on this rank */
+    uint64_t seen;       /* ... and the last one seen. Steps "report" and "refused": the rank that waited for the peer,
+                            or refused its number, and reported it. HT: numbers of operations; for rows, weights and
+                            credits, numbers of packets in this operation, from 1 (0: none) */
+    uint64_t elapsed_us; /* from the operation's start on this rank */
 } crossdockDiagnosis_t;
 
 #define CROSSDOCK_DIAGNOSIS_INIT \
@@ -259,8 +284,8 @@ typedef struct {
 /* Local, never blocks, no device synchronisation. */
 ncclResult_t crossdockGroupDiagnosis(ncclEpGroup_t group, crossdockDiagnosis_t* diagnosis);
 
-/* Bytes that the library holds for this group on this rank: symmetric communication memory, and the rest (handles' own
- * memory excluded: crossdockGroupMemoryUse). Local. Either pointer may be NULL. */
+/* Bytes that the library holds for this group on this rank: symmetric communication memory, and the rest. Handles' own
+ * memory is not counted: see crossdockGroupMemoryUse. Local. Either pointer may be NULL. */
 ncclResult_t crossdockGroupMemory(ncclEpGroup_t group, size_t* symmetric_bytes, size_t* local_bytes);
 
 /* What a group and its handles hold on this rank, in bytes. */
@@ -312,68 +337,74 @@ typedef enum {
              |error| <= (2u + u^2 + (K + 1) 2^-24 (1 + u)^2) S, subnormal results aside. */
 } crossdockSums_t;
 
-/* Applies to combines issued from now on. Every rank sets the same. Handles start with SENDER if the environment says
- * CROSSDOCK_SENDER_SUMS=1 when the group is created, else with EXACT. InvalidUsage: not an LL expert-major handle, or
- * SENDER between crossdockHandleRebind and the next dispatch. */
+/* Applies to combines issued from now on. Every rank sets the same. Handles start with SENDER if the environment has
+ * CROSSDOCK_SENDER_SUMS=1 when the group is created, otherwise with EXACT. InvalidUsage: not an LL expert-major handle,
+ * or SENDER between crossdockHandleRebind and the next dispatch. */
 ncclResult_t crossdockHandleSetSums(ncclEpHandle_t handle, crossdockSums_t sums);
 
-/* A number of the caller's that all ranks must pass alike to the operations issued from now on, as they must their
- * shapes: for layers whose calls can differ in what the library does not see. A difference fails the operation on all
- * ranks with both numbers, before an output is written. Costs nothing on the way. Handles start with 0. LL handles:
- * elastic operations compare it, others do not. InvalidArgument: tag is above 1023. */
+/* A number of the caller's that must be the same on all ranks for the operations issued from now on. It is for layers
+ * whose calls can differ in things that the library does not see. A difference fails the operation on all ranks, before
+ * an output is written, and the message has both numbers. Handles start with 0. In LL only elastic operations compare
+ * it. The comparison takes no extra time. InvalidArgument: tag is above 1023. */
 ncclResult_t crossdockHandleSetTag(ncclEpHandle_t handle, unsigned int tag);
 
-/* Rows of an expert begin at multiples of so many, instead of dispatch_output_per_expert_alignment of the handle's
- * config, from the next ncclEpUpdateHandle on, which must come before any other operation. 0 and 1: at any row; others
- * need not be powers of two. All ranks may differ. InvalidArgument: more than the config may have. InvalidUsage: not an
- * HT expert-major handle, or one with memory of the caller (handle_mem). */
+/* Sets at which multiples of rows an expert's rows begin, in place of dispatch_output_per_expert_alignment of the
+ * handle's config. It applies from the next ncclEpUpdateHandle on, which must come before any other operation. 0 and 1:
+ * at any row. Other values need not be powers of two, and ranks may set different ones. InvalidArgument: more than the
+ * config may have. InvalidUsage: not an HT expert-major handle, or one with memory of the caller (handle_mem). */
 ncclResult_t crossdockHandleSetAlignment(ncclEpHandle_t handle, unsigned int alignment);
 
-/* How many SMs updates, dispatches and combines that are issued from now on take, so that other kernels can have the
- * rest. 0, with which handles start: what the group's settings say, or the defaults of the layout. Any other number is
- * lowered to what the operation can use: what config->max_num_sms, the operation's own field or the environment allows,
- * where one is set; the SMs of a device, divided by the ranks that share it, on the rank that has fewest; as many as
- * rings in the group's memory suffice for, at least the layouts' defaults. Groups with masks or several LSA teams take
- * no more than the largest default. On CPUs operations take a rank's one thread.
+/* How many SMs the updates, dispatches and combines take that are issued from now on, so that other kernels can have
+ * the rest. 0, with which handles start, stands for the group's settings, or the layout's defaults. Any other number is
+ * lowered to what the operation can use:
+ *   - what config->max_num_sms, the operation's own field or the environment allows, if one is set;
+ *   - the SMs of a device, divided by the ranks that share it, on the rank that has fewest;
+ *   - as many as the group's memory has rings for, at least the layouts' defaults;
+ *   - in groups with masks or several LSA teams, the largest default.
+ * On CPUs an operation takes a rank's one thread.
  *
- * Every rank sets the same before a dispatch and before a combine; these two may differ. Numbers that differ once they
- * are lowered fail the operation on all ranks with both numbers, before an output is written. Results are the same, to
- * the bit, for every number. A captured operation keeps its number. InvalidUsage: an LL handle. */
+ * Every rank sets the same number before a dispatch, and the same before a combine; these two may differ. If the
+ * lowered numbers differ between ranks, the operation fails on all of them before an output is written, and the message
+ * has both numbers. Results are bitwise the same for every number. A captured operation keeps its number. InvalidUsage:
+ * an LL handle. */
 ncclResult_t crossdockHandleSetSms(ncclEpHandle_t handle, unsigned int num_sms);
 
-/* How many SMs the handle's next update, dispatch and combine take: crossdockHandleSetSms's number, lowered, or the
- * group's. Where a GPU puts the first blocks of a kernel on SMs that share a TPC, up to 8 more return at once. Local.
- * Pointers may be NULL. InvalidUsage: an LL handle. */
+/* How many SMs the handle's next update, dispatch and combine take: the lowered number of crossdockHandleSetSms, or the
+ * group's. On GPUs that place a kernel's first blocks on SMs of one TPC, up to 8 further blocks start and return at
+ * once. Local. Pointers may be NULL. InvalidUsage: an LL handle. */
 ncclResult_t crossdockHandleSms(ncclEpHandle_t handle, unsigned int* update, unsigned int* dispatch,
                                 unsigned int* combine);
 
 /* Writes to *count, device memory of 8 bytes, how many pairs of an own token and a masked rank the handle's current
- * routing has dropped: the token has experts on that rank, which was masked when ncclEpUpdateHandle ended. Other ranks
- * still get the token. Rows dropped by overflow_policy are not counted: their number is recv_total_counter minus the
- * budget. 0 in groups without masks. Enqueued on the stream, after the update; capturable.
- * InvalidArgument: count NULL. InvalidUsage: an LL handle, or one without routing. */
+ * routing has dropped. In such a pair the token has experts on the rank, and the rank was masked when
+ * ncclEpUpdateHandle ended. Other ranks still get the token. The number is 0 in groups without masks. Rows dropped by
+ * overflow_policy are not counted; there are recv_total_counter minus the budget of them. Enqueued on the stream, after
+ * the update; capturable. InvalidArgument: count NULL. InvalidUsage: an LL handle, or one without routing. */
 ncclResult_t crossdockHandleDroppedTokens(ncclEpHandle_t handle, uint64_t* count, cudaStream_t stream);
 
-/* Where the rows of an LL expert-major handle's last dispatch came from. tokens [L, R*M] int32: row i of expert l is of
- * that token of its source rank; elements past an expert's count are not written. ranges [L, R] int64: of source rank
- * r, expert l has as many rows as the lower 32 bits say, from the row in the upper 32 bits on. Local; enqueued on the
- * stream, after the dispatch (its receive half after send_only); capturable. Nothing is computed unless this is
- * called. InvalidArgument: a tensor missing or of other shape or type. InvalidUsage: an HT or rank-major handle, or one
- * without a finished dispatch. */
+/* Where the rows of an LL expert-major handle's last dispatch came from. Both tensors are written:
+ *   tokens [L, R*M] int32  for row i of expert l, the token's number on its source rank. Elements past an expert's
+ *                          count are not written
+ *   ranges [L, R] int64    expert l's rows from source rank r: their number in the lower 32 bits, the first row in the
+ *                          upper 32 bits
+ * Local; enqueued on the stream, after the dispatch (after send_only: its receive half); capturable. Nothing is
+ * computed unless this is called. InvalidArgument: a tensor missing or of other shape or type. InvalidUsage: an HT or
+ * rank-major handle, or one without a finished dispatch. */
 ncclResult_t crossdockHandleSources(ncclEpHandle_t handle, const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges,
                                     cudaStream_t stream);
 
-/* The routing of an LL expert-major handle's last dispatch, whatever the memory that ncclEpUpdateHandle has bound holds
- * by now: topk_idx [B, K] int32, written, expert ids as dispatched and -1 for dropped choices. Local; enqueued on the
- * stream, after the dispatch (its send half is enough); capturable. InvalidArgument: topk_idx missing or of other shape
- * or type. InvalidUsage: an HT or rank-major handle, or nothing dispatched. */
+/* Writes the routing of an LL expert-major handle's last dispatch to topk_idx [B, K] int32: expert ids as dispatched,
+ * and -1 for dropped choices. The memory that ncclEpUpdateHandle has bound may have changed since. Local; enqueued on
+ * the stream, after the dispatch (its send half is enough); capturable. InvalidArgument: topk_idx missing or of other
+ * shape or type. InvalidUsage: an HT or rank-major handle, or nothing dispatched. */
 ncclResult_t crossdockHandleRouting(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx, cudaStream_t stream);
 
-/* Between an LL expert-major handle's dispatch and its combines: these, and later dispatches, read topk_idx [B, K]
- * instead of the memory that ncclEpUpdateHandle has bound; it is borrowed alike. Each element is as it was dispatched,
- * or -1: a combine leaves such a choice out of its sum, and its row may hold anything. Local; enqueues nothing.
- * InvalidArgument: topk_idx missing, no int32 or int64, or of other extents than dispatched. InvalidUsage: an HT or
- * rank-major handle, sender's sums, a pending send_only operation, nothing dispatched, or other routing bound since. */
+/* Binds other memory with the same routing, between an LL expert-major handle's dispatch and its combines. These, and
+ * later dispatches, read topk_idx [B, K] instead of the memory that ncclEpUpdateHandle has bound. It is borrowed in the
+ * same way. Each element is as it was dispatched, or -1: a combine leaves that choice out of its sum, and its row may
+ * hold anything. Local; enqueues nothing. InvalidArgument: topk_idx missing, not int32 or int64, or of other extents
+ * than dispatched. InvalidUsage: an HT or rank-major handle, sender's sums, a pending send_only operation, nothing
+ * dispatched, or other routing bound since. */
 ncclResult_t crossdockHandleRebind(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx);
 
 /* ---- Elastic operations: packed rows, with all that their receiver wants to know of them ---- */
@@ -470,10 +501,11 @@ ncclResult_t crossdockElasticCombine(ncclEpHandle_t handle, const crossdockElast
 
 /* ---- Routing counts ---- */
 
-/* What layers on top, such as crossdock.deep_ep, need to know of a routing, in one kernel.
- * Local, without a group. device: the GPU that all memory is on, the call is enqueued on its stream and capturable; -1:
- * host memory, done when the call returns. T tokens, K choices each, E experts, R ranks, L = E / R; experts of a
- * rank follow each other. Strides count elements; arrays without are dense, row-major. Nothing is kept. */
+/* Counts of a routing for layers on top, such as crossdock.deep_ep, in one kernel. Local, without a group.
+ * T tokens, K choices each, E experts, R ranks, L = E / R experts per rank (expert e is on rank e / L). Strides count
+ * elements; arrays without strides are dense and row-major. Nothing is kept.
+ * device: the GPU that all memory is on; the call is enqueued on its stream and capturable. -1: host memory; the call
+ * returns when it is done. */
 typedef struct {
     unsigned int size;      /* sizeof(crossdockRoutingCounts_t) */
     unsigned int magic;     /* NCCL_EP_MAGIC */
@@ -494,8 +526,7 @@ typedef struct {
     int distinct;            /* 1: per_expert counts an expert that a token names twice once */
 } crossdockRoutingCounts_t;
 
-/* InvalidArgument: NULL where an array is needed, numbers that do not divide each other, a type or device that is not
- * there. */
+/* InvalidArgument: a needed array is NULL, numbers do not divide each other, a type or device does not exist. */
 ncclResult_t crossdockCountRouting(const crossdockRoutingCounts_t* counts, cudaStream_t stream);
 
 /* ---- A2SGD: two-level gradient averaging ---- */
@@ -504,15 +535,16 @@ ncclResult_t crossdockCountRouting(const crossdockRoutingCounts_t* counts, cudaS
  * arXiv 2006.07405). With a the mean of a rank's non-negative gradient entries and b the mean magnitude of its negative
  * ones (0 where there are none), and A and B the means of a and b over the ranks, a step replaces every entry g by
  *     g + (A - a)  where g >= 0,      g - (B - b)  where g < 0.
- * So a and b, 64 bits per rank, are all that ranks tell each other, however large the gradient is. docs/a2sgd.md says
- * what that buys, and what it does not.
+ * So a and b, 64 bits per rank, are all that ranks exchange, however large the gradient is. docs/a2sgd.md says what
+ * this is good for, and what not.
  *
- * Pieces of a gradient count as one flat gradient. A step has two halves, so that other work runs while the means
- * travel: begin reads the gradient once and sends, end waits and applies. Do not change the gradient between them.
- * Both are enqueued on the stream (CPUs: done when the call returns) and capturable, together or one by one, as long as
- * every begin is followed by its end. Sums are taken in an order that depends on the pieces' sizes and on nothing else:
- * in runs of 4096 entries of a piece each, these in 256 columns; so results are the same, to the bit, from run to run
- * and on every backend. */
+ * All pieces of a gradient count as one flat gradient. A step has two halves, so that other work can run between them:
+ * begin reads the gradient once and sends, end waits and applies. Do not change the gradient between them. Both are
+ * enqueued on the stream (on CPUs they are done when the call returns). Both are capturable, together or one by one, as
+ * long as every begin is followed by its end.
+ *
+ * The order of sums depends only on the pieces' sizes: a piece is summed in runs of 4096 entries, and a run in 256
+ * columns. So results are bitwise the same from run to run and on every backend. */
 typedef struct crossdockA2sgd* crossdockA2sgd_t;
 
 typedef struct {
