@@ -71,6 +71,24 @@ tidy() {
         "${shallow[@]/#/--extra-arg=}" 2>/dev/null
 }
 shell() { scripts | xargs -r shellcheck; }
+# Since the rule: a subject of at most 72 characters, for kernels and their building blocks a body, no list of conflicts.
+# A clone without that history has its last commit looked at.
+commit_messages() {
+    local since=afcf8f37f3875deac8660ed4266d93a37dde2c07 range=('HEAD^!')
+    if git merge-base --is-ancestor "$since" HEAD 2>/dev/null; then range=("$since..HEAD"); fi
+    git log --no-merges --format='%h %s' "${range[@]}" |
+        awk '{ hash = $1; sub(/^[^ ]+ /, "") } length > 72 { print hash ": " length " characters: " $0 }'
+    git log --no-merges --format='%h %s' --grep='^# Conflicts' "${range[@]}" | sed 's/$/: lists conflicts/'
+    git log --no-merges --format='%h%x09%b%x00' "${range[@]}" -- src/kernels src/device |
+        awk 'BEGIN { RS = "\0"; FS = "\t" } { sub(/^\n/, "") } $1 != "" && $2 ~ /^[ \n]*$/ { print $1 ": no body" }'
+}
+# Commits that git blame is to leave out are there; a shallow clone cannot tell.
+ignored_commits() {
+    [ "$(git rev-parse --is-shallow-repository)" = false ] || return 0
+    grep -oE '^[0-9a-f]{40}$' .git-blame-ignore-revs | while read -r commit; do
+        git cat-file -e "$commit^{commit}" 2>/dev/null || echo "there is no commit $commit"
+    done
+}
 
 section "formatting (./dev format mends it)" none formatting
 section "a licence line in every file" none licence
@@ -80,5 +98,7 @@ section "layers include what ARCHITECTURE.md lists" none layers
 section "CUDA in folders cuda, .cu files and src/device only" none cuda_elsewhere
 section "kernels are launched through src/runtime/cuda/launch.cuh" none launches
 section "shellcheck" shell
+section "commit messages" none commit_messages
+section "commits in .git-blame-ignore-revs exist" none ignored_commits
 section "clang-tidy on src/api and src/core" tidy
 exit $failed
