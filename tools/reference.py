@@ -6,7 +6,8 @@
 
 A comment that stands directly before a declaration is its text; a line `---- Title ----` in a comment starts a section;
 the comments of a struct's or an enumeration's members stay in its code. In a text, lines that begin like `name: ...`
-and lines with indented ones below them become items of a list. Nothing else is understood, and nothing is lost.
+and lines with indented ones below them become items of a list, and so do the indented lines below one that ends with a
+colon. Nothing else is understood, and nothing is lost.
 """
 import pathlib
 import re
@@ -68,6 +69,38 @@ def title_of(code):
 OPENS_ITEM = re.compile(r"^(nccl[A-Z]\w+|HT|LL[\w -]*|NVFP4 \(LL\)|[a-z_]+|Data types): ")
 
 
+def indent(line):
+    return len(line) - len(line.lstrip())
+
+
+def with_lists(lines):
+    """Indented lines below one that ends with a colon, as Markdown's items: `- text`, or `NAME  text` of a table."""
+    out, index = [], 0
+    while index < len(lines):
+        line = lines[index]
+        out.append(line)
+        index += 1
+        following = lines[index] if index < len(lines) else ""
+        is_row = re.match(r" +(- |\S+(?: \S+)*  +\S)", following)
+        if not line.rstrip().endswith(":") or not is_row or indent(following) <= indent(line):
+            continue
+        base, inside = indent(following), "  " if line.startswith("- ") else ""
+        if not inside:
+            out.append("")
+        while index < len(lines) and lines[index].strip() and indent(lines[index]) >= base:
+            row = lines[index].strip()
+            if indent(lines[index]) > base:
+                out.append(f"{inside}  {row}")
+            elif row.startswith("- "):
+                out.append(inside + row)
+            else:
+                out.append(inside + "- " + re.sub(r"^(\S+(?: \S+)*)  +", r"\1: ", row))
+            index += 1
+        if not inside:
+            out.append("")
+    return out
+
+
 def prose_of(lines, anchors):
     """Markdown that looks as the comment was meant: items, escaped signs, names as code and, where known, as links."""
     def name(found):
@@ -75,12 +108,13 @@ def prose_of(lines, anchors):
         target = word.removesuffix("()")
         return f"[`{word}`](#{target.lower()})" if target in anchors else f"`{word}`"
 
+    lines = with_lists(lines)
     for index, line in enumerate(lines):
         following = lines[index + 1] if index + 1 < len(lines) else ""
         if line.startswith("    "):  # code
             yield line
             continue
-        is_item = re.match(r"[^ -]", line) and (OPENS_ITEM.match(line) or re.match(r"  [^ -]", following))
+        is_item = re.match(r"[^ -]", line) and not line.endswith(":") and (OPENS_ITEM.match(line) or re.match(r"  [^ -]", following))
         line = re.sub(r"([*<|])", r"\\\1", line)
         line = re.sub(r"\b(ncclEp|crossdock)[A-Z]\w+(\(\))?|\b(NCCL|CROSSDOCK)_\w+\b", name, line)
         yield "- " + line if is_item else line
