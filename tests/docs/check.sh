@@ -58,7 +58,7 @@ fi
 for document in "${documents[@]}"; do
     while read -r line; do
         complain "$document: line $line is longer than 120"
-    done < <(awk 'length > 120 && !/^\|/ { print NR }' "$document")
+    done < <(LC_ALL=C.UTF-8 grep -nE '^[^|].{120,}$' "$document" | cut -d: -f1)
 done
 
 while read -r variable; do
