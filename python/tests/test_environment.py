@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from crossdock._core import has_cuda
+
 
 def python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program]
@@ -78,4 +80,5 @@ def test_doctor_names_the_nccl_that_is_loaded(old_nccl: Path) -> None:
         env=os.environ | {"CROSSDOCK_NCCL_LIBRARY": str(old_nccl)},
     )
     assert done.returncode == 0, done.stderr
-    assert f"2.28.9 ({old_nccl}), too old" in done.stdout
+    judgement = f"2.28.9 ({old_nccl}), too old" if has_cuda else f"({old_nccl}); this build of Crossdock does not use it"
+    assert judgement in done.stdout
