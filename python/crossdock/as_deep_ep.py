@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`import deep_ep` finds crossdock.deep_ep, in this process or, by an environment variable, in its children, too."""
+"""`import deep_ep` finds crossdock.deep_ep, in this process or, by an environment variable, in its children, too.
+
+It stands in front of any other deep_ep, installed or in a script's own folder, which stays as it is: containers of
+engines bring one, as the package sgl-deep-ep.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import importlib.util
 import sys
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 from types import ModuleType
 
@@ -28,7 +33,7 @@ SUBMODULES = (
     "utils.refs",
     "utils.testing",
 )
-# Holds a package deep_ep that is nothing but this, and its metadata.
+# Goes on PYTHONPATH: a package deep_ep that is nothing but this, its metadata, and what lets it win.
 FOLDER = Path(__file__).parent / "deep_ep_path"
 
 
@@ -39,31 +44,43 @@ def _is_ours(module: ModuleType) -> bool:
     )
 
 
-def expect_no_other_deep_ep() -> None:
-    """InvalidUsage, with both files, where another deep_ep is imported or installed."""
+def expect_not_imported() -> None:
+    """InvalidUsage, with both files, where another deep_ep is imported."""
     loaded = sys.modules.get(NAME)
-    if loaded is not None:
-        if not _is_ours(loaded):
-            raise InvalidUsage(
-                f"deep_ep is imported already, from {getattr(loaded, '__file__', 'elsewhere')}, and {_own_file()} "
-                "cannot take its place: call install_as_deep_ep before anything imports deep_ep, or start the program with "
-                "python -m crossdock run --as-deep-ep"
-            )
-        return
-    spec = importlib.util.find_spec(NAME)
-    # A folder of that name that is no package has no origin, and a package comes before it.
-    if spec is not None and spec.origin is not None and Path(spec.origin).parent != FOLDER / NAME:
-        refuse_other(spec.origin)
+    if loaded is not None and not _is_ours(loaded):
+        file = getattr(loaded, "__file__", None)
+        raise InvalidUsage(
+            f"deep_ep is imported already, from {_named(file) if file else 'elsewhere'}, and {_own_file()} cannot take "
+            "its place: call install_as_deep_ep before anything imports deep_ep, or start the program with "
+            "python -m crossdock run --as-deep-ep"
+        )
 
 
-def refuse_other(file: str) -> None:
-    """InvalidUsage: import deep_ep finds that file."""
-    is_installed = bool({"site-packages", "dist-packages"} & set(Path(file).parts))
-    remedy = "pip uninstall deep_ep" if is_installed else f"keep {Path(file).parent.parent} off Python's path"
-    raise InvalidUsage(
-        f"another deep_ep is installed, {file}, and {_own_file()} does not stand in front of it: {remedy}, or go "
-        "without --as-deep-ep"
-    )
+def other_deep_ep() -> str:
+    """The file that `import deep_ep` would find without this one, with the distributions that own it, or ""."""
+    path = [entry for entry in sys.path if not entry or Path(entry) != FOLDER]
+    for finder in sys.meta_path:
+        spec = finder.find_spec(NAME, path) if hasattr(finder, "find_spec") else None
+        # A folder of that name that is no package has no origin, and a package comes before it.
+        if spec is not None and spec.origin is not None and Path(spec.origin).parent != FOLDER / NAME:
+            return _named(spec.origin)
+    return ""
+
+
+def distributions() -> list[Distribution]:
+    """The installed distributions that bring a module deep_ep: pip knows their names, not the module's."""
+    found = []
+    for name in dict.fromkeys(packages_distributions().get(NAME, [])):
+        with contextlib.suppress(PackageNotFoundError):  # its folder has another name than its metadata
+            found.append(distribution(name))
+    return found
+
+
+def _named(file: str) -> str:
+    """The file, behind the distributions that own it."""
+    owners = [one for one in distributions() if Path(str(one.locate_file(NAME))) == Path(file).parent]
+    named = " and ".join(f"{owner.name} {owner.version}" for owner in owners)
+    return f"{named}, {file}" if named else file
 
 
 def _own_file() -> str:
@@ -71,19 +88,23 @@ def _own_file() -> str:
 
 
 def deep_ep_message() -> str:
-    return f"deep_ep is crossdock.deep_ep, with the interface of DeepEP {VERSION}"
+    other = other_deep_ep()
+    in_front = f", in front of {other}" if other else ""
+    return f"deep_ep is crossdock.deep_ep, with the interface of DeepEP {VERSION}{in_front}"
 
 
 def install_as_deep_ep() -> str:
     """Makes `import deep_ep` find crossdock.deep_ep, in this process, and returns the message that says so.
 
-    InvalidUsage: another deep_ep is imported or installed.
+    The message names another deep_ep that is installed. InvalidUsage: another one is imported.
     """
-    expect_no_other_deep_ep()
-    return _install()
+    expect_not_imported()
+    message = deep_ep_message()
+    _install()
+    return message
 
 
-def _install() -> str:
+def _install() -> None:
     home = importlib.import_module(HOME)
     sys.modules[NAME] = home
     for name in SUBMODULES:
@@ -91,6 +112,6 @@ def _install() -> str:
     for alias, name in ALIASES.items():
         sys.modules[alias] = importlib.import_module(name)
         setattr(home, alias.rpartition(".")[2], sys.modules[alias])
-    if str(FOLDER) not in sys.path:  # for importlib.metadata, and for multiprocessing's spawn, which hands it down
-        sys.path.append(str(FOLDER))
-    return deep_ep_message()
+    # For importlib.metadata, and for multiprocessing's spawn, which hands it down: there, too, it comes first.
+    if str(FOLDER) not in sys.path:
+        sys.path.insert(0, str(FOLDER))

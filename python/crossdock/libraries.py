@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from crossdock.as_deep_ep import FOLDER
+
 NCCL = "libnccl.so.2"
 NCCL_PACKAGE = "nvidia-nccl-cu13==2.30.7"
 NCCL_EP_VERSION, NCCL_VERSION, OWN_VERSION = "ncclEpGetVersion", "ncclGetVersion", "crossdockGetVersion"
@@ -87,7 +89,8 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[str]:
         yield named
     yield from preloaded(environment, "libnccl.so")
     # The first is the program's folder, or the current one: no package is installed there.
-    packages = sys.path if sys.flags.safe_path else sys.path[1:]
+    packages = [path for path in sys.path if path != str(FOLDER)]
+    packages = packages if sys.flags.safe_path else packages[1:]
     of_packages = [os.path.join(path, "nvidia", "nccl", "lib") for path in packages if path]
     for folder in [*_library_folders(environment), *of_packages]:
         if (file := Path(folder, NCCL)).is_file():

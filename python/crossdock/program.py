@@ -16,7 +16,7 @@ from pathlib import Path
 
 from crossdock import take_over
 from crossdock._core import has_cuda
-from crossdock.as_deep_ep import FOLDER, deep_ep_message, expect_no_other_deep_ep, install_as_deep_ep
+from crossdock.as_deep_ep import FOLDER, deep_ep_message, expect_not_imported, install_as_deep_ep
 from crossdock.errors import InvalidUsage
 from crossdock.libraries import NCCL_VERSION, Library, ask, find_nccl, preloaded, version_text
 from crossdock.loaded import loaded_files
@@ -109,13 +109,13 @@ def _prepend(variables: dict[str, str], environment: Mapping[str, str], name: st
 
 def prepare(as_deep_ep: bool = False, plugin: str = "", needs_nccl: bool = has_cuda) -> Program:
     """Finds everything and changes nothing. InvalidUsage, naming both files, if two libraries of one name would be
-    loaded, or if another DeepEP is installed or imported."""
+    loaded, or if another DeepEP is imported."""
     library = take_over.own_library()
     home_library = HOME / "lib" / "libnccl_ep.so"
     for file in preloaded(os.environ, "libnccl_ep.so"):
         _expect_same(file, library, str(home_library))
     if as_deep_ep:
-        expect_no_other_deep_ep()
+        expect_not_imported()
     nccl = find_nccl(os.environ, MIN_VERSION) if needs_nccl else None
     if nccl and not nccl.problem:
         for file in preloaded(os.environ, "libnccl.so"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""import deep_ep: the ways in, what they refuse, and a program over torch.distributed's processes that knows nothing."""
+"""import deep_ep: the ways in, what they stand in front of, and a program over torch.distributed that knows nothing."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ dist.destroy_process_group()
 """
 
 
-def start(*arguments: Any, **environment: str) -> subprocess.Popen[str]:
+def start(*arguments: Any, cwd: Path | None = None, **environment: str) -> subprocess.Popen[str]:
     command = [sys.executable, *map(str, arguments)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(command, cwd=cwd, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True)
 
 
 def test_the_command_and_the_folder(tmp_path: Path) -> None:
@@ -132,25 +132,104 @@ def test_a_command_that_is_no_script() -> None:
     assert "use Crossdock" in errors and "; deep_ep is crossdock.deep_ep, with the interface of DeepEP 2.1.0" in errors
 
 
-def test_another_deep_ep_is_respected(tmp_path: Path) -> None:
-    (tmp_path / "deep_ep").mkdir()
-    (tmp_path / "deep_ep" / "__init__.py").write_text("name = 'other'\n")
-    install = "import crossdock; crossdock.install_as_deep_ep()"
-    both = {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(tmp_path)])}
-    shadowed = {"PYTHONPATH": os.pathsep.join([str(FOLDER), both["PYTHONPATH"]])}
-    other = tmp_path / "deep_ep" / "__init__.py"
-    for code, path, message in [
-        (install, both, f"another deep_ep is installed, {other}, and "),
-        (f"import deep_ep; {install}", both, f"deep_ep is imported already, from {other}, and "),
-        ("import deep_ep", shadowed, f"another deep_ep is installed, {other}"),
+def make_other_deep_ep(folder: Path, is_distribution: bool = True) -> Path:
+    """A module that ends its program, in a distribution of another name, as engines' containers have one."""
+    file = folder / "deep_ep" / "__init__.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("raise SystemExit('the other deep_ep')\n")
+    if is_distribution:
+        info = folder / "sgl_deep_ep-1.2.3.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sgl-deep-ep\nVersion: 1.2.3\n")
+        (info / "RECORD").write_text("deep_ep/__init__.py,,\n")
+    return file
+
+
+def behind(folder: Path) -> str:
+    return os.pathsep.join([os.environ["PYTHONPATH"], str(folder)])
+
+
+# Which file `import deep_ep` would take, in this program and in those that it starts; nothing is imported.
+FINDING = """
+import importlib.metadata, importlib.util, multiprocessing, subprocess, sys
+print(importlib.util.find_spec("deep_ep").origin, flush=True)
+if __name__ == "__main__" and "parent" in sys.argv:
+    assert importlib.metadata.version("sgl-deep-ep") == "1.2.3"
+    subprocess.run([sys.executable, __file__], check=True)
+    child = multiprocessing.get_context("spawn").Process(target=print)
+    child.start()
+    child.join()
+"""
+
+
+def test_it_stands_in_front_of_others(tmp_path: Path) -> None:
+    """Of an installed one, whose distribution is named, and of one in a script's own folder, which Python searches
+    before PYTHONPATH; however the program is started, and in its children."""
+    site, own = tmp_path / "site", tmp_path / "own"
+    installed = make_other_deep_ep(site)
+    in_folder = make_other_deep_ep(own, is_distribution=False)
+    program = own / "program.py"
+    program.write_text(FINDING)
+    ours = str(FOLDER / "deep_ep" / "__init__.py")
+    python = [sys.executable]
+    for command, folder, named in [
+        ([*python, program, "parent"], tmp_path, f"sgl-deep-ep 1.2.3, {installed}"),
+        (["sh", "-c", f"cd {own} && {sys.executable} program.py parent"], tmp_path, f"sgl-deep-ep 1.2.3, {installed}"),
+        ([*python, "-u", "-m", "program", "parent"], own, in_folder),
     ]:
-        process = start("-c", code, **path)
-        _, errors = process.communicate(timeout=600)
-        last = errors.splitlines()[-1]
-        assert process.returncode == 1 and message in last and "crossdock/deep_ep" in last
-    process = start("-m", "crossdock", "run", "--as-deep-ep", "true", **both)
+        process = start("-m", "crossdock", "run", "--as-deep-ep", *command, cwd=folder, PYTHONPATH=behind(site))
+        output, errors = process.communicate(timeout=600)
+        assert process.returncode == 0 and output.split() == [ours] * 3, (command, output, errors)
+        assert errors.endswith(f"the interface of DeepEP 2.1.0, in front of {named}\n"), (command, errors)
+    # A script in Crossdock's own process has imported it; children are found as above.
+    process = start("-m", "crossdock", "run", "--as-deep-ep", program, "parent", PYTHONPATH=behind(site))
+    output, errors = process.communicate(timeout=600)
+    home = str(FOLDER.parent / "deep_ep" / "__init__.py")
+    assert process.returncode == 0 and output.split() == [home, ours, ours], (output, errors)
+    assert errors.endswith(f", in front of {in_folder}\n"), errors
+
+
+def test_a_program_that_installs_it(tmp_path: Path) -> None:
+    """The same for install_as_deep_ep, which sets no environment: a child by spawn gets the path of its parent."""
+    site, own = tmp_path / "site", tmp_path / "own"
+    installed = make_other_deep_ep(site)
+    make_other_deep_ep(own, is_distribution=False)
+    program = own / "program.py"
+    program.write_text(FINDING.replace("subprocess.run([", "import crossdock; print(crossdock.install_as_deep_ep()) #"))
+    # Without the script's folder, the installed one is the next.
+    process = start("-P", program, "parent", PYTHONPATH=behind(site))
+    output, errors = process.communicate(timeout=600)
+    first, message, spawned, *_ = output.splitlines()
+    assert process.returncode == 0 and first == str(installed), (output, errors)
+    assert message.endswith(f", in front of sgl-deep-ep 1.2.3, {installed}")
+    assert spawned == str(FOLDER / "deep_ep" / "__init__.py")
+
+
+def test_one_that_is_imported_already(tmp_path: Path) -> None:
+    """Nothing can take its place; its distribution is named."""
+    other = make_other_deep_ep(tmp_path)
+    other.write_text("")
+    process = start("-c", "import deep_ep, crossdock; crossdock.install_as_deep_ep()", PYTHONPATH=behind(tmp_path))
     _, errors = process.communicate(timeout=600)
-    assert process.returncode == 2 and errors.startswith("crossdock: another deep_ep is installed"), errors
+    assert process.returncode == 1
+    assert f"deep_ep is imported already, from sgl-deep-ep 1.2.3, {other}, and " in errors.splitlines()[-1]
+
+
+def test_the_hidden_sitecustomize_runs(tmp_path: Path) -> None:
+    """Debian's Python and tools that measure have one, and only the first on the path would run."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.was_customized = True\nname = __name__\n")
+    code = "import sitecustomize, sys; print(sys.was_customized, sitecustomize.name, sitecustomize.__file__)"
+    process = start("-m", "crossdock", "run", "--as-deep-ep", sys.executable, "-c", code, PYTHONPATH=behind(tmp_path))
+    output, errors = process.communicate(timeout=600)
+    assert output == f"True sitecustomize {tmp_path / 'sitecustomize.py'}\n", errors
+
+
+@pytest.mark.parametrize("option", ["-I", "-E", "-uE"])
+def test_a_python_that_ignores_the_path(option: str) -> None:
+    """It would find another deep_ep, or none, and nobody would say so."""
+    process = start("-m", "crossdock", "run", "--as-deep-ep", sys.executable, "-u", option, "-c", "import deep_ep")
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 2 and f"{option} ignores PYTHONPATH" in errors, errors
 
 
 def test_a_folder_that_is_called_deep_ep(tmp_path: Path) -> None:

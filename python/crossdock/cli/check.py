@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from crossdock.as_deep_ep import deep_ep_message, expect_no_other_deep_ep
+from crossdock.as_deep_ep import deep_ep_message, distributions, other_deep_ep
 from crossdock.cli.table import aligned
 from crossdock.errors import Error
 from crossdock.program import Program, prepare
@@ -24,7 +24,7 @@ def check(as_deep_ep: bool, plugin: str) -> int:
     print(f"crossdock: {program.message()}\n")
     rows = [("engine", "installed", "would use")]
     for engine, packages, uses in ENGINES:
-        found = _distribution(*packages)
+        found = _distribution(*packages) if packages else next(iter(distributions()), None)
         rows.append((engine, f"{found.name} {found.version}" if found else "no", uses(program, found) if found else ""))
     print("\n".join(aligned(rows)))
     return 1 if program.nccl and program.nccl.problem else 0
@@ -80,11 +80,8 @@ def _deep_ep_caller(_: Program, __: Distribution) -> str:
 
 
 def _deep_ep() -> str:
-    try:
-        expect_no_other_deep_ep()
-    except Error as error:
-        return str(error)
-    return f"with --as-deep-ep {deep_ep_message()}"
+    without = "that one" if other_deep_ep() else "there is none"
+    return f"with --as-deep-ep {deep_ep_message()}; without, {without}"
 
 
 ENGINES: tuple[tuple[str, tuple[str, ...], Callable[[Program, Distribution], str]], ...] = (
@@ -95,5 +92,5 @@ ENGINES: tuple[tuple[str, tuple[str, ...], Callable[[Program, Distribution], str
     ("vLLM", ("vllm",), _deep_ep_caller),
     ("SGLang", ("sglang",), _deep_ep_caller),
     ("torchtitan", ("torchtitan",), _deep_ep_caller),
-    ("DeepEP", ("deep_ep", "deep-ep"), _deep_ep_caller),
+    ("DeepEP", (), _deep_ep_caller),  # whichever distribution has the module
 )

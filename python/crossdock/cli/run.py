@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import os
+import re
 import runpy
 import shutil
 import sys
@@ -16,12 +18,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from crossdock.as_deep_ep import refuse_other
 from crossdock.cli.check import check
 from crossdock.errors import InvalidUsage
 from crossdock.program import Program, prepare
 
-SHELLS = ("sh", "bash", "dash", "zsh")  # whose -c is not Python's
 # Where launchers tell a process its rank: one of all says what is used.
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
@@ -60,11 +60,8 @@ def main(options: argparse.Namespace) -> int | Callable[[], int]:
     elif kind == "script":
         path = os.path.realpath(name)
         _begin_path(path if os.path.isdir(path) else os.path.dirname(path))
-    elif options.as_deep_ep and {"-m", "-c"} & set(arguments) and Path(name).name not in SHELLS:
-        # With -m and -c, Python searches the current folder first.
-        other = Path("deep_ep", "__init__.py").absolute()
-        if other.is_file() and not os.environ.get("PYTHONSAFEPATH"):
-            refuse_other(str(other))
+    elif options.as_deep_ep:
+        _expect_python_path(name, arguments)
     program = prepare(options.as_deep_ep, options.plugin)
     if kind != "command":
         program.enter()
@@ -114,6 +111,18 @@ def _begin_path(folder: str) -> None:
 def _expect_module(name: str) -> None:
     if importlib.util.find_spec(name.partition(".")[0]) is None:
         raise InvalidUsage(f"PROGRAM is {name}, and there is no such module")
+
+
+def _expect_python_path(name: str, arguments: Sequence[str]) -> None:
+    """InvalidUsage: the command is a Python that ignores PYTHONPATH, by which it would find deep_ep."""
+    if not Path(name).name.startswith("python"):
+        return
+    for option in itertools.takewhile(lambda argument: re.fullmatch("-[A-Zbdiqsuv]+", argument), arguments):
+        if {"E", "I"} & set(option):
+            raise InvalidUsage(
+                f"{name} {option} ignores PYTHONPATH, by which --as-deep-ep reaches it: leave {option} out, or start "
+                "the script with python -m crossdock run --as-deep-ep SCRIPT.py"
+            )
 
 
 def _run(name: str, arguments: Sequence[str], kind: str) -> int:
