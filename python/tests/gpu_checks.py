@@ -18,6 +18,7 @@ import crossdock as ep
 import crossdock.deep_ep as deep_ep
 import crossdock.torch as ept
 from crossdock import nccl
+from crossdock.torch import token_switch
 
 HIDDEN, TOPK, MAX_TOKENS, LOCAL = 512, 4, 32, 4
 MODES = list(ep.Algorithm)
@@ -231,9 +232,13 @@ def arrays_and_streams(comm: Comm, gpu: Comm) -> None:
             gpu.barrier()
 
 
-def process_group_of_torch(comm: Comm, gpu: Comm) -> None:
+def make_process_group(comm: Comm) -> None:
     path = comm.all_gather(tempfile.mktemp(prefix="store").ljust(200).encode())[0].decode().strip()
     dist.init_process_group("nccl", init_method=f"file://{path}", rank=comm.rank, world_size=comm.num_ranks)
+
+
+def process_group_of_torch(comm: Comm, gpu: Comm) -> None:
+    make_process_group(comm)
     with ept.communicator_of() as own, exchange_of(own, ep.Algorithm.HIGH_THROUGHPUT) as exchange:
         assert (own.rank, own.num_ranks) == (comm.rank, comm.num_ranks)
         gradients_agree(comm, exchange, torch.float32, 1e-5, steps=2)
@@ -245,6 +250,33 @@ def process_group_of_torch(comm: Comm, gpu: Comm) -> None:
     else:
         with pytest.raises(ep.InvalidUsage, match="is not in the process group"):
             ept.communicator_of(some)
+    dist.destroy_process_group()
+
+
+def token_switch_of_torch(comm: Comm, gpu: Comm) -> None:
+    """By the functions that TokenSwitchNCCL calls, since torch may be older than that class."""
+    make_process_group(comm)
+    num_rows, first = comm.num_ranks * MAX_TOKENS * LOCAL, comm.rank * LOCAL
+    sizes = LOCAL * comm.num_ranks, MAX_TOKENS, num_rows, HIDDEN * 4
+    group = token_switch._NcclEpGroup.create(dist.group.WORLD, *sizes)
+    for layout in (ep.Layout.FLAT, ep.Layout.EXPERT_MAJOR):
+        for step in range(3):
+            tokens, topk_idx, weights = (part.detach() for part in problem(comm, step, torch.float32))
+            counts = torch.zeros(LOCAL, dtype=torch.int32, device="cuda")
+            routing = token_switch._NcclEpHandle.create(group, topk_idx, counts, layout)
+            rows, result = tokens.new_zeros(num_rows, HIDDEN), torch.empty_like(tokens)
+            if layout == ep.Layout.FLAT:
+                row_weights, experts = tokens.new_zeros(num_rows, TOPK), topk_idx.new_zeros(num_rows, TOPK)
+                token_switch._nccl_ep_dispatch(routing, tokens, weights, rows, row_weights, experts)
+                factors = (row_weights * torch.where(experts >= 0, experts + first + 1.0, 0.0)).sum(dim=1)
+            else:
+                row_weights = tokens.new_zeros(num_rows)
+                token_switch._nccl_ep_dispatch(routing, tokens, weights, rows, row_weights, None)
+                numbers = torch.arange(LOCAL, device="cuda").repeat_interleave(counts) + first + 1.0
+                factors = row_weights * torch.nn.functional.pad(numbers, (0, num_rows - len(numbers)))
+            token_switch._nccl_ep_combine(routing, torch.tanh(rows) * factors.unsqueeze(1), result)
+            compare(result, plain_layer(tokens, topk_idx, weights), 1e-5)
+    group.close()
     dist.destroy_process_group()
 
 
@@ -338,6 +370,7 @@ CHECKS: list[Callable[[Comm, Comm], None]] = [
     hooks_and_overwritten_choices,
     objects_in_random_orders,
     process_group_of_torch,
+    token_switch_of_torch,
     objects_of_nccl4py,
 ]
 
