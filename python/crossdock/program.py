@@ -85,11 +85,19 @@ class Program:
                 )
         return bool(loaded)
 
+    def nccl_ep_note(self) -> str:
+        """Why nccl.ep would not use Crossdock, or ""."""
+        return take_over.nccl_ep_note(self.variables(os.environ), self.libraries)
+
     def message(self) -> str:
         """Which library serves which interface."""
-        users = "nccl_ep.h, nccl.ep and TransformerEngine use" if self.home_library else "nccl_ep.h and nccl.ep use"
+        other = self.nccl_ep_note()
+        users = ["nccl_ep.h", *([] if other else ["nccl.ep"]), *(["TransformerEngine"] if self.home_library else [])]
+        named = f"{', '.join(users[:-1])} and {users[-1]} use" if len(users) > 1 else f"{users[0]} uses"
         note = "" if has_cuda else ", which has no GPU backend: only CPU communicators work"
-        parts = [f"{users} {take_over.own_name()}, {self.library}{note}"]
+        parts = [f"{named} {take_over.own_name()}, {self.library}{note}"]
+        if other:
+            parts.append(other)
         if self.as_deep_ep:
             parts.append(deep_ep_message())
         if self.nccl:

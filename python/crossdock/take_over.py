@@ -2,14 +2,20 @@
 """Programs that use NVIDIA's nccl.ep (wheels nccl-extensions and nccl4py) on Crossdock's library, unchanged.
 
 Those bindings look for every function among the symbols that the process has made global before they open a library of
-their own. So opening ours globally, before their first call, is all it takes.
+their own. So opening ours globally, before their first call, is all it takes. nccl-extensions 0.2.0 has libraries in a
+folder for each version of CUDA; one that is opened by its path first is out of reach, and then its user is told.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 
 from crossdock import own_library as package
 from crossdock._core import has_cuda
@@ -17,6 +23,14 @@ from crossdock.errors import InvalidUsage
 from crossdock.libraries import OURS, preloaded
 from crossdock.loaded import file_of, loaded_files
 
+NCCL_EP_PACKAGES = ("nccl-extensions", "nccl4py")
+# Prints the libraries that a process has when nccl.ep has made a call.
+_CALL = """
+import nccl.ep
+nccl.ep.get_lib_version()
+with open("/proc/self/maps") as maps:
+    print(*dict.fromkeys(line.split(maxsplit=5)[5].strip() for line in maps if "/libnccl_ep.so" in line), sep="\\n")
+"""
 FUNCTIONS = tuple(
     "ncclEp" + name
     for name in (
@@ -58,13 +72,43 @@ def expect_ours_first() -> None:
             )
 
 
+def files_by_path() -> list[str]:
+    """The libraries that an installed nccl.ep has in folders for versions of CUDA."""
+    for name in NCCL_EP_PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            package = distribution(name)
+            files = [file for file in package.files or [] if file.match("nccl/ep/lib/*/libnccl_ep.so*")]
+            if found := [str(file.locate()) for file in files if Path(str(file.locate())).exists()]:
+                return found
+    return []
+
+
+def nccl_ep_note(variables: Mapping[str, str], ours: Sequence[str]) -> str:
+    """One line if nccl.ep, started with these variables, uses another library than ours, or "". Which one it uses is
+    seen from a process that calls it; none is started where it has no library that it could open by its path."""
+    files = files_by_path()
+    if not files:
+        return ""
+    command = [sys.executable, "-c", _CALL]
+    try:
+        environment = os.environ | variables
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return f"nccl.ep may open {files[0]} by its path, instead of Crossdock's"
+    own = {os.path.realpath(file) for file in ours}
+    others = [file for file in done.stdout.splitlines() if os.path.realpath(file) not in own]
+    return f"nccl.ep opens {others[0]} by its path, so it does not use Crossdock" if others else ""
+
+
 def take_over_nccl_ep() -> str:
     """Makes nccl.ep use Crossdock, in this process, and returns the message that says so.
 
     Call it before nccl.ep's first call; python -m crossdock run does that for a whole program, and more. InvalidUsage:
-    another library's functions are global already, so nccl.ep would find those.
+    another library's functions are global already, so nccl.ep would find those, or it opens a library by its path.
     """
     path = own_library()
+    if other := nccl_ep_note({"LD_PRELOAD": path}, [path]):
+        raise InvalidUsage(other)
     ctypes.CDLL(path, mode=os.RTLD_NOLOAD | ctypes.RTLD_GLOBAL)
     expect_ours_first()
     if "nccl.ep" in sys.modules and "nccl._extensions.bindings._internal.nccl_ep" in sys.modules:

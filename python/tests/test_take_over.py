@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import importlib.util
 import mmap
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import stub_libraries
 
 import crossdock as ep
 from crossdock.loaded import loaded_files
@@ -30,8 +32,9 @@ if __name__ == "__main__":
 """
 
 
-def python(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=600)
+def python(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=600)
 
 
 def has_nccl_ep() -> bool:
@@ -58,6 +61,48 @@ def test_processes_that_it_spawns(tmp_path: Path) -> None:
     script.write_text(SPAWNING)
     done = python("-m", "crossdock", "run", script)
     assert done.stdout == "nccl.ep 0.2.0 of Crossdock\n", done.stderr
+
+
+LOADER = """
+import ctypes, os
+process, own = ctypes.CDLL(None), os.path.join(os.path.dirname(__file__), "lib", "cu13", "libnccl_ep.so.0")
+library = process if ASKS_FIRST and hasattr(process, "ncclEpGetVersion") else ctypes.CDLL(own)
+
+def get_lib_version():
+    version = ctypes.c_int()
+    library.ncclEpGetVersion(ctypes.byref(version))
+    return version.value
+"""
+
+
+@pytest.mark.parametrize("asks_globals_first", [True, False])
+def test_libraries_in_folders_for_versions_of_cuda(asks_globals_first: bool, tmp_path: Path) -> None:
+    """As nccl-extensions 0.2.0 has them, built by hand. Crossdock's is used if nccl.ep asks for the process's functions
+    first; if it only opens its file, it is not, and the command says so."""
+    site = tmp_path / "site"
+    theirs = stub_libraries.library(
+        stub_libraries.NCCL_EP, site / "nccl" / "ep" / "lib" / "cu13" / "libnccl_ep.so.0", "libnccl_ep.so.0"
+    )
+    (site / "nccl" / "ep" / "__init__.py").write_text(LOADER.replace("ASKS_FIRST", str(asks_globals_first)))
+    info = site / "nccl_extensions-0.2.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nccl-extensions\nVersion: 0.2.0\n")
+    (info / "RECORD").write_text("nccl/ep/lib/cu13/libnccl_ep.so.0,,\n")
+    script = tmp_path / "program.py"
+    script.write_text("import nccl.ep; print(nccl.ep.get_lib_version())\n")
+    path = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
+    says = f"nccl.ep opens {theirs} by its path, so it does not use Crossdock"
+    for command in ([script], [sys.executable, script]):
+        done = python("-m", "crossdock", "run", *command, PYTHONPATH=path)
+        assert done.stdout == ("200\n" if asks_globals_first else "100\n"), done.stderr
+        assert (says in done.stderr) != asks_globals_first and done.stderr.count("\n") == 1
+        assert ("nccl.ep and TransformerEngine use Crossdock" in done.stderr) == asks_globals_first
+    done = python("-c", "import crossdock; print(crossdock.take_over_nccl_ep())", PYTHONPATH=path)
+    assert ("nccl.ep uses Crossdock" in done.stdout) == asks_globals_first
+    assert (says in done.stderr) != asks_globals_first
+    done = python("-m", "crossdock", "run", "--check", PYTHONPATH=path)
+    [row] = [line for line in done.stdout.splitlines() if line.startswith("nccl.ep ")]
+    assert (says in row) != asks_globals_first and "nccl-extensions 0.2.0" in row
 
 
 def test_the_same_program_with_an_edited_import(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from crossdock.as_deep_ep import deep_ep_message, distributions, other_deep_ep
 from crossdock.cli.table import aligned
 from crossdock.errors import Error
 from crossdock.program import Program, prepare
+from crossdock.take_over import NCCL_EP_PACKAGES
 
 
 def check(as_deep_ep: bool, plugin: str) -> int:
@@ -49,7 +50,7 @@ def _contains(file: Path, text: bytes) -> bool:
 
 
 def _nccl_ep(program: Program, _: Distribution) -> str:
-    return f"{program.library}, whose functions the process has before nccl.ep opens its own"
+    return program.nccl_ep_note() or f"{program.library}, whose functions the process has before nccl.ep opens its own"
 
 
 def _flashinfer(program: Program, package: Distribution) -> str:
@@ -85,7 +86,7 @@ def _deep_ep() -> str:
 
 
 ENGINES: tuple[tuple[str, tuple[str, ...], Callable[[Program, Distribution], str]], ...] = (
-    ("nccl.ep", ("nccl-extensions", "nccl4py"), _nccl_ep),
+    ("nccl.ep", NCCL_EP_PACKAGES, _nccl_ep),
     ("FlashInfer", ("flashinfer-python",), _flashinfer),
     ("TransformerEngine", ("transformer-engine-cu13", "transformer-engine-cu12"), _transformer_engine),
     ("Megatron-Core", ("megatron-core",), _megatron),
