@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from crossdock import engine_notes
 from crossdock.cli.check import check
 from crossdock.errors import InvalidUsage
 from crossdock.program import Program, prepare
@@ -66,7 +67,8 @@ def main(options: argparse.Namespace) -> int | Callable[[], int]:
     if kind != "command":
         program.enter()
     if not any(int(os.environ.get(rank) or 0) for rank in RANKS if os.environ.get(rank, "").isdigit()):
-        print(f"crossdock: {program.message()}", file=sys.stderr, flush=True)
+        for line in program.message(), *engine_notes.notes([name, *arguments], os.environ, options.as_deep_ep):
+            print(f"crossdock: {line}", file=sys.stderr, flush=True)
     if kind == "command":
         return partial(_exec, program, name, arguments)
     return partial(_run, name, arguments, kind)
