@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's own classes over DeepEP, on CPUs, a rank per process; three files of the wheel, unchanged.
+"""vLLM's own classes over DeepEP, on CPUs, a rank per process: the managers, which make DeepEP's buffers, and what
+dispatches and combines with them; files of the wheels of two versions, unchanged.
 
-    python tests/engines/check_vllm.py
+    python tests/engines/check_vllm.py [VERSION]
 
 The rest of vLLM needs GPUs to be imported, so it is stood in for here.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +20,26 @@ import torch.distributed as dist
 import wheels
 from stand_ins import load
 
-import crossdock.deep_ep as deep_ep
 from crossdock.deep_ep.utils.math import per_token_cast_back, per_token_cast_to_fp8
 
 HIDDEN, LOCAL, TOPK, MOST = 2048, 4, 4, 32
-FOLDER = "vllm.model_executor.layers.fused_moe.prepare_finalize"
+WHEELS = {wheel.version: wheel for wheel in (wheels.VLLM_OLDER, wheels.VLLM)}
+MOE, COMMUNICATORS = "model_executor.layers.fused_moe.prepare_finalize", "distributed.device_communicators"
+FILES = (
+    *(f"{MOE}.deepep_{name}" for name in ("ht", "ll", "v2")),
+    *(f"{COMMUNICATORS}.{name}" for name in ("base_device_communicator", "all2all")),
+)
+
+
+ENVIRONMENT = {  # vLLM's defaults
+    "VLLM_DEEPEPLL_NVFP4_DISPATCH": False,
+    "VLLM_DEEPEP_BUFFER_SIZE_MB": 1024,
+    "VLLM_DEEPEP_HIGH_THROUGHPUT_FORCE_INTRA_NODE": False,
+    "VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL": False,
+    "VLLM_DEEPEP_V2_ALLOW_HYBRID_MODE": False,
+    "VLLM_DEEPEP_V2_PREFER_OVERLAP": False,
+    "VLLM_DEEPEP_V2_ALLOW_MULTIPLE_REDUCTION": False,
+}
 
 
 class Modular:
@@ -78,7 +96,26 @@ def stand_ins() -> dict[str, dict[str, Any]]:
         f"{moe}.config": {"FusedMoEQuantConfig": object},
         "vllm.platforms": {"current_platform": SimpleNamespace(is_rocm=lambda: False)},
         "vllm.forward_context": {"get_forward_context": lambda: SimpleNamespace(dp_metadata=None)},
-        "vllm": {"envs": SimpleNamespace(VLLM_DEEPEPLL_NVFP4_DISPATCH=False)},
+        "vllm": {"envs": SimpleNamespace(**ENVIRONMENT)},
+        "vllm.envs": ENVIRONMENT,
+        "vllm.config": {
+            "get_current_vllm_config": lambda: SimpleNamespace(
+                parallel_config=SimpleNamespace(enable_fault_tolerance=True)
+            )
+        },
+        "vllm.distributed.parallel_state": {
+            "get_dp_group": lambda: SimpleNamespace(rank_in_group=dist.get_rank(), world_size=dist.get_world_size()),
+            "get_tp_group": lambda: SimpleNamespace(rank_in_group=0, world_size=1),
+            "in_the_same_node_as": lambda group, source_rank: [True] * group.size(),
+        },
+        "vllm.utils.flashinfer": {
+            "has_flashinfer_nvlink_one_sided": lambda: False,
+            "has_flashinfer_nvlink_two_sided": lambda: False,
+        },
+        "vllm.utils.import_utils": {
+            "has_deep_ep": lambda: importlib.util.find_spec("deep_ep") is not None,
+            "has_deep_ep_v2": lambda: importlib.util.find_spec("deep_ep") is not None,
+        },
         "vllm.v1.worker.ubatching": {
             "dbo_enabled": lambda: False,
             "dbo_current_ubatch_id": lambda: 0,
@@ -146,26 +183,42 @@ class Layer:
         torch.testing.assert_close(result.float(), expected, rtol=8e-2, atol=8e-2)
 
 
+def expect_no_larger_hidden_size(low: Any) -> None:
+    """Low latency pads to the next size of a list; vLLM names the largest of it."""
+    assert low.maybe_roundup_layer_hidden_size(2049) == 2560
+    try:
+        low.maybe_roundup_layer_hidden_size(8193)
+    except ValueError as error:
+        assert "8193" in str(error) and "8192" in str(error)
+    else:
+        raise AssertionError("a hidden size of 8193 was taken")
+
+
 def run_rank() -> None:
+    version = sys.argv[1]
     dist.init_process_group("gloo")
     size, first = dist.get_world_size(), dist.get_rank() * LOCAL
-    high, low, second = load(wheels.folder(wheels.VLLM), FOLDER, ("deepep_ht", "deepep_ll", "deepep_v2"), stand_ins())
+    high, low, second, _, all2all = load(wheels.folder(WHEELS[version]), "vllm", FILES, stand_ins())
     vars(second)["_globalize_recv_topk_idx"] = globalised
-    buffer = deep_ep.Buffer(
-        group=dist.group.WORLD, num_nvl_bytes=1 << 20, low_latency_mode=True, explicitly_destroy=True
-    )
-    elastic = deep_ep.ElasticBuffer(
-        group=dist.group.WORLD,
-        num_max_tokens_per_rank=64,
-        hidden=HIDDEN,
-        num_topk=TOPK,
-        allow_multiple_reduction=False,
-        explicitly_destroy=True,
-    )
+    expect_no_larger_hidden_size(low.DeepEPLLPrepareAndFinalize)
+    group = dist.group.WORLD
+    managers = [
+        all2all.DeepEPHTAll2AllManager(group),
+        all2all.DeepEPLLAll2AllManager(group),
+        all2all.DeepEPV2All2AllManager(group),
+    ]
+    managers[2]._gin_checked = True  # that asks a GPU's NCCL
+    sizes = {"max_num_tokens_per_dp_rank": MOST, "token_hidden_size": HIDDEN, "num_ep_ranks": size}
+    forms = {"num_max_tokens_per_rank": 64, "hidden": HIDDEN, "num_topk": TOPK, "num_experts": LOCAL * size}
+    normal = managers[0].get_handle({})
+    fast = managers[1].get_handle({**sizes, "num_global_experts": LOCAL * size, "num_local_experts": LOCAL})
+    elastic = managers[2].get_handle({**forms, "use_fp8_dispatch": False})
+    assert managers[0].get_handle({}) is normal
+    managers[0].set_num_sms(8)
     classes = {
-        "high throughput": high.DeepEPHTPrepareAndFinalize(buffer, size, 1, first),
-        "low latency": low.DeepEPLLPrepareAndFinalize(buffer, MOST, size, use_fp8_dispatch=False),
-        "low latency, FP8": low.DeepEPLLPrepareAndFinalize(buffer, MOST, size, use_fp8_dispatch=True),
+        "high throughput": high.DeepEPHTPrepareAndFinalize(normal, size, 1, first),
+        "low latency": low.DeepEPLLPrepareAndFinalize(fast, MOST, size, use_fp8_dispatch=False),
+        "low latency, FP8": low.DeepEPLLPrepareAndFinalize(fast, MOST, size, use_fp8_dispatch=True),
     }
     for is_graph in (False, True):
         classes[f"version 2, {is_graph}"] = second.DeepEPV2PrepareAndFinalize(
@@ -180,14 +233,32 @@ def run_rank() -> None:
                 if name == "low latency" and is_block:
                     continue
                 layer.run(which, is_block, do_async=step % 2 == 1)
-    buffer.destroy()
-    elastic.destroy()
-    print(f"vLLM {wheels.VLLM.version}: classes agree", flush=True)
+    for manager in managers:
+        manager.destroy()
+    print(f"vLLM {version}: managers and classes agree", flush=True)
     dist.destroy_process_group()
+
+
+def check() -> int:
+    """Both versions; one that cannot be brought here does not keep the other from being checked."""
+    failed, reasons = 0, []
+    for version in sys.argv[1:] or list(WHEELS):
+        try:
+            folder = wheels.folder(WHEELS[version])
+        except wheels.Skip as reason:
+            reasons.append(reason)
+            continue
+        sys.argv[1:] = [version]
+        failed |= ranks.run_ranks(__file__, [folder])
+    if len(reasons) == len(WHEELS):
+        raise reasons[0]
+    for reason in reasons:
+        print(f"vllm: skipped: {reason}")
+    return failed
 
 
 if __name__ == "__main__":
     if ranks.is_rank():
         run_rank()
     else:
-        ranks.main("vllm", lambda: ranks.run_ranks(__file__, [wheels.folder(wheels.VLLM)]))
+        ranks.main("vllm", check)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +42,12 @@ class Wheel:
 MEGATRON = Wheel("megatron-core", "0.19.2", 3, python="3.12")
 SGLANG = Wheel("sglang", "0.5.23", 38, r"sglang/srt/layers/moe/token_dispatcher/")
 TORCHTITAN = Wheel("torchtitan", "0.3.0", 2, r"torchtitan/distributed/deepep/deepep\.py")
-VLLM = Wheel("vllm", "0.33.0", 321, r"vllm/model_executor/layers/fused_moe/prepare_finalize/")
+VLLM_PARTS = (
+    r"vllm/model_executor/layers/fused_moe/prepare_finalize/|"
+    r"vllm/distributed/device_communicators/(all2all|base_device_communicator)\.py"
+)
+VLLM = Wheel("vllm", "0.33.0", 321, VLLM_PARTS)
+VLLM_OLDER = Wheel("vllm", "0.26.0", 290, VLLM_PARTS)
 FLASHINFER = Wheel("flashinfer-python", "0.7.2.post1", 60, r"flashinfer/moe_ep/(core|backends/split|\w+\.py)")
 TRANSFORMER_ENGINE = Wheel("transformer-engine-cu13", "2.20.2", 264, r"transformer_engine/wheel_lib/libtransformer")
 TRANSFORMER_ENGINE_EP = Wheel("transformer-engine", "2.20.2", 2, r"transformer_engine/pytorch/ep\.py")
@@ -70,7 +76,8 @@ def download(wheel: Wheel, into: Path) -> Path:
 def folder(wheel: Wheel) -> Path:
     """A folder for sys.path with the wheel's parts. Skip: they are not here and cannot be brought."""
     home = cache()
-    found = home / f"{wheel.name}-{wheel.version}-py{wheel.python}"
+    parts = f"-{zlib.crc32(wheel.parts.encode()):08x}" if wheel.parts else ""
+    found = home / f"{wheel.name}-{wheel.version}-py{wheel.python}{parts}"
     if found.is_dir():
         return found
     home.mkdir(parents=True, exist_ok=True)
