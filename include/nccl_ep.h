@@ -538,8 +538,9 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // their values. On GPUs the next call of the group returns it. There are two exceptions:
 //   - HT, windows that differ: a rank that does not reach the odd rank's window learns of it from others. It gets
 //     ncclRemoteError, which names the odd rank.
-//   - LL combine: a rank may succeed if it has no tokens at the experts of the odd rank, nor rows of its tokens.
-//     It gets ncclRemoteError from its next operation, when the timeout is over.
+//   - LL combine: a rank may succeed if it has no tokens at the experts of the odd rank. Its result is right, and its
+//     next dispatch gets the error if another rank has noticed the difference (with masks: ncclRemoteError, when the
+//     timeout is over).
 //
 // ncclInvalidArgument: a tensor is missing, forbidden here, misaligned, or of another shape or type; an output is over
 // an input; rows are larger than max_token_bytes.

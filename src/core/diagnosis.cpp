@@ -155,9 +155,16 @@ const char* name_of(PeerNumber number) {
 
 }  // namespace
 
-std::string describe(const PeerFault& fault, int rank, const char* mode) {
+std::string describe(PeerFault fault, int rank, const char* mode) {
+    // LL ranks may find in a later operation, of perhaps another handle, that they have differed in an earlier one.
+    const auto compared = static_cast<OperationKind>(Terms{fault.expected}.get(Term::kOperation));
+    if (fault.kind == PeerFaultKind::kDisagrees && std::strcmp(mode, "LL") == 0 && fault.operation != compared) {
+        fault.operation = compared;
+        fault.handle = 0;
+    }
+    const std::string of_handle = fault.handle == 0 ? "" : fmt::format(", handle {}", fault.handle);
     const std::string where =
-        fmt::format("{} {} (operation {}, handle {})", mode, name_of(fault.operation), fault.epoch, fault.handle);
+        fmt::format("{} {} (operation {}{})", mode, name_of(fault.operation), fault.epoch, of_handle);
     if (fault.kind == PeerFaultKind::kOutOfRange && fault.number == PeerNumber::kMask) {
         return fmt::format("the group has failed: rank {} announced {:#x} {} to rank {}, allowed: bits of {:#x}; in {}",
                            fault.peer, fault.seen, name_of(fault.number), rank, fault.expected, where);

@@ -13,7 +13,7 @@ namespace crossdock {
 void read_diagnosis(const ExpiredWait& record, int rank, crossdockDiagnosis_t& diagnosis);
 
 // "rank 2 announced 70000 rows, allowed: at most 128 ...", "top_k is 8 on rank 0, 4 on rank 1 ...". mode: "LL", "HT".
-std::string describe(const PeerFault& fault, int rank, const char* mode);
+std::string describe(PeerFault fault, int rank, const char* mode);
 
 // Whether the program has ended the wait; whether rank diagnosis.seen has reported the loss of diagnosis.peer.
 bool is_interruption(const crossdockDiagnosis_t& diagnosis);

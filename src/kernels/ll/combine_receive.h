@@ -95,8 +95,15 @@ class CombineReceive {
         const CombineReceive receive(op);
         uint64_t alike = 0;
         CROSSDOCK_ROLLED
-        for (uint32_t base = 0; base < op.c.arena.num_ranks && base < kRanksSeenAtOnce; base += kLanes)
-            alike |= receive.ranks_alike(base, receive.load_entry_for_lane(base));
+        for (uint32_t base = 0; base < op.c.arena.num_ranks && base < kRanksSeenAtOnce; base += kLanes) {
+            const TaggedWord entry = receive.load_entry_for_lane(base);
+            // This rank may have no tokens there, and so not wait for that entry. Of two such ranks, at least the one
+            // that enters later sees the other's entry.
+            const bool differs = op.is_of(entry) && !op.is_alike(entry);
+            if (differs && op.c.scope.masking == 0)
+                expect_agreement(ctx, op.c.scope, op, static_cast<int>(base + op.lane()));
+            alike |= receive.ranks_alike(base, entry);
+        }
         return alike;
     }
 

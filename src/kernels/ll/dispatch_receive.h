@@ -180,8 +180,8 @@ class DispatchReceive {
         const uint64_t* words = op_.counts(c_.rank, source);
         TaggedWord entry{};
         const auto expert_at = [&](uint32_t i) { return first + op_.lane() + i * kLanes; };
-        const bool came = wait_until(
-            ctx_, c_.scope, op_, WaitStep::kCounts, source, op_.epoch,
+        const bool came = poll_until(
+            ctx_,
             [&] {
                 entry = op_.load_entry_of(source);
                 counts.rows = ctx_.load_relaxed_system(words);
@@ -197,7 +197,8 @@ class DispatchReceive {
                 }
                 return other;
             },
-            [&](uint64_t epoch) { return epoch == op_.epoch && op_.is_alike(entry); });
+            [&](uint64_t epoch) { return epoch == op_.epoch && op_.is_alike(entry); },
+            [&](uint64_t seen) { return Op::may_await(ctx_, args_, op_, WaitStep::kCounts, source, seen); });
         counts.rows = came ? word_payload(counts.rows) : 0;
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kExpertsAtOnce; ++i)

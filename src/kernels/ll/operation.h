@@ -11,6 +11,10 @@ namespace crossdock {
 
 inline constexpr uint32_t kDropped = ~uint32_t{0};  // a choice of no expert, so of no rank
 
+// An operation that takes longer looks at the entries of all ranks while it waits for one. Many loads, one after the
+// other, so that a short wait on a GPU had better do without.
+inline constexpr uint64_t kPatienceNs = kLanes == 1 ? 0 : 10'000'000;
+
 namespace {
 
 // Row i of a source: its slot among all.
@@ -400,6 +404,34 @@ class LlOperation : public Operation {
     }
     CROSSDOCK_DEVICE bool is_of(const TaggedWord& word) const { return word_epoch(word.tag) == epoch; }
 
+    // As may_go_on_waiting. Also fails the group, without masks, if any rank has entered this operation, or an earlier
+    // one whose entries are still there, with other terms than this rank: the peer may have stopped because of another
+    // rank, or in a combine that has ended here, since it waits only for ranks that have this rank's tokens. With
+    // masks, a rank that was masked has done other things meanwhile.
+    CROSSDOCK_DEVICE_RARE static bool may_await(const Ctx& ctx, const Args& args, Operation operation, WaitStep step,
+                                                uint32_t peer, uint64_t seen) {
+        const auto& c = args.common;
+        const bool looks = c.scope.masking == 0 && ctx.now_ns() >= operation.start_ns + kPatienceNs;
+        CROSSDOCK_ROLLED
+        for (uint32_t i = 0; looks && i < c.arena.num_buffers * c.arena.num_ranks; ++i) {
+            const uint32_t rank = i % c.arena.num_ranks;
+            Operation in_buffer = operation;
+            in_buffer.base = buffer_base(c, static_cast<int>(i / c.arena.num_ranks));
+            const TaggedWord own = load_entry(ctx, c.scope, in_buffer, static_cast<int>(c.rank));
+            const TaggedWord other = load_entry(ctx, c.scope, in_buffer, static_cast<int>(rank));
+            in_buffer.epoch = word_epoch(own.tag);
+            if (word_epoch(other.tag) != in_buffer.epoch || WindowTerm::are_alike(other.payload, own.payload) ||
+                !Entry::is_whole(own) || !Entry::is_whole(other))
+                continue;
+            const bool is_of_windows = WindowTerm::only_windows_differ(other.payload, own.payload);
+            record_peer_fault(ctx, c.scope, in_buffer, PeerFaultKind::kDisagrees,
+                              is_of_windows ? PeerNumber::kWindows : PeerNumber::kNone, rank, own.payload,
+                              other.payload);
+            return false;
+        }
+        return may_go_on_waiting(ctx, c.scope, operation, step, static_cast<int>(peer), operation.epoch, seen);
+    }
+
     // Checks that a number of the peer is at most `most`. Returns false if the peer's data must not be used.
     CROSSDOCK_DEVICE bool expect(PeerNumber number, uint32_t peer, uint64_t most, uint64_t seen) const {
         if (seen <= most) return true;
@@ -458,13 +490,14 @@ class LlOperation : public Operation {
                                                              uint32_t peer) {
         const LlOperation op(ctx, args, operation);
         AwaitedEntry awaited{};
-        awaited.came = wait_until(
-            ctx, op.c.scope, op, WaitStep::kEntry, peer, op.epoch,
+        awaited.came = poll_until(
+            ctx,
             [&] {
                 awaited.entry = op.load_entry_of(peer);
                 return word_epoch(awaited.entry.tag);
             },
-            [&](uint64_t) { return op.is_alike(awaited.entry); });
+            [&](uint64_t) { return op.is_alike(awaited.entry); },
+            [&](uint64_t seen) { return may_await(ctx, args, operation, WaitStep::kEntry, peer, seen); });
         return awaited;
     }
 

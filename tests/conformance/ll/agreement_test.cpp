@@ -77,13 +77,14 @@ constexpr ncclEpLayout_t other_of(ncclEpLayout_t layout) {
 }
 
 // Makes calls over three handles, each of which has dispatched, in a group of its own. Every rank has a token for every
-// rank.
+// rank, or all of them for itself.
 class Caller {
   public:
-    Caller(RankContext& context, ncclEpLayout_t layout, WindowArena* arena = nullptr)
+    Caller(RankContext& context, ncclEpLayout_t layout, WindowArena* arena = nullptr, bool to_itself = false)
         : context_(context),
           layout_(layout),
           arena_(arena),
+          to_itself_(to_itself),
           group_(context, context.comm(), config_of(context)),
           stream_(context.make_stream()),
           ids_(context, stream_, kBufferBytes),
@@ -144,12 +145,13 @@ class Caller {
     void check_guards() { output_.check_guards("the outputs of a combine that was refused"); }
 
   private:
-    // Token t goes to rank t, with each of its choices: [tokens, topk] for top_k 1 to kTopk, kIdBytes apart.
+    // Token t goes to rank t, or all to this rank, with each of its choices: [tokens, topk] for top_k 1 to kTopk,
+    // kIdBytes apart.
     std::vector<std::byte> ids_of_each_topk() const {
         std::vector<std::byte> ids(kBufferBytes);
         for (size_t topk = 1; topk <= kTopk; ++topk) {
             for (size_t i = 0; i < tokens() * topk; ++i) {
-                const int64_t expert = 2 * static_cast<int64_t>(i / topk);
+                const int64_t expert = 2 * (to_itself_ ? context_.rank() : static_cast<int64_t>(i / topk));
                 std::memcpy(&ids[(topk - 1) * kIdBytes + 8 * i], &expert, 8);
             }
         }
@@ -242,6 +244,7 @@ class Caller {
     RankContext& context_;
     ncclEpLayout_t layout_;
     WindowArena* arena_;
+    bool to_itself_;
     Group group_;
     cudaStream_t stream_;
     Buffer ids_, input_, output_;
@@ -252,8 +255,8 @@ const char* name_of(ncclEpLayout_t layout) {
     return layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? "expert-major" : "rank-major";
 }
 
-void disagree(RankContext& context, ncclEpLayout_t layout, const Difference& difference, int odd_rank) {
-    Caller caller(context, layout);
+void disagree(RankContext& context, ncclEpLayout_t layout, const Difference& difference, int odd_rank, bool to_itself) {
+    Caller caller(context, layout, nullptr, to_itself);
     context.barrier();
     const bool is_odd = context.rank() == odd_rank;
     const Passed& passed = is_odd ? difference.odd : difference.common;
@@ -262,9 +265,14 @@ void disagree(RankContext& context, ncclEpLayout_t layout, const Difference& dif
     caller.synchronize();
     const double elapsed_s = std::chrono::duration<double>(Clock::now() - begin).count();
     const std::string what = fmt::format("{} of rank {}, {}", difference.quantity, odd_rank, name_of(layout));
-    RANK_CHECK(context, first == ncclInvalidUsage || context.is_gpu(), "{}: {}, \"{}\"", what, result_name(first),
-               crossdockGetLastError());
+    RANK_CHECK(context, first == ncclInvalidUsage || context.is_gpu() || to_itself, "{}: {}, \"{}\"", what,
+               result_name(first), crossdockGetLastError());
     RANK_CHECK(context, elapsed_s < 30, "{}: the error took {} s", what, elapsed_s);
+    if (to_itself) {
+        // Who came first learns it in its next operation.
+        caller.call({});
+        caller.synchronize();
+    }
     const ncclResult_t again = caller.call(passed);
     const std::string message = crossdockGetLastError();
     RANK_CHECK(context, again == ncclInvalidUsage, "{}: {}, \"{}\"", what, result_name(again), message);
@@ -278,23 +286,26 @@ void disagree(RankContext& context, ncclEpLayout_t layout, const Difference& dif
         RANK_CHECK(context, message.find(word) != std::string::npos, "{}: \"{}\" lacks \"{}\"", what, message, word);
     }
     const bool all_dispatch = difference.common.kind == Kind::kDispatch && difference.odd.kind == Kind::kDispatch;
-    all_dispatch ? caller.check_untouched(passed) : caller.check_guards();
+    all_dispatch && !to_itself ? caller.check_untouched(passed) : caller.check_guards();
     context.barrier();
 }
 
-void all_disagree(const BackendSpec& spec, int num_ranks) {
+void all_disagree(const BackendSpec& spec, int num_ranks, bool one_team) {
     for (const Difference& difference : kDifferences) {
         for (const ncclEpLayout_t layout : kLlLayouts) {
             if (difference.odd.sums != CROSSDOCK_SUMS_EXACT && layout != NCCL_EP_LAYOUT_EXPERT_MAJOR) continue;
             const int odd_rank = static_cast<int>(&difference - kDifferences) % num_ranks;
-            expect_clean(spec, num_ranks, std::nullopt,
-                         [&](RankContext& context) { disagree(context, layout, difference, odd_rank); });
+            for (const bool to_itself : {false, true}) {
+                if (to_itself && !one_team) continue;
+                expect_clean(spec, num_ranks, std::nullopt,
+                             [&](RankContext& context) { disagree(context, layout, difference, odd_rank, to_itself); });
+            }
         }
     }
 }
 
 TEST(Agreement, EveryRankLearnsWhatDiffers) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) { all_disagree(spec, ranks_or(3)); });
+    on_each_backend_as_one_team(kEveryBackend, [](const BackendSpec& spec) { all_disagree(spec, ranks_or(3), true); });
 }
 
 // Peers write rows straight into windows at their own offsets: ranks whose tensors lie otherwise get an error, and
@@ -365,7 +376,7 @@ TEST(Agreement, WindowsOutOfReachMayLieAnywhere) {
 TEST(Agreement, ItDoesBetweenLsaTeams) {
     on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         const WithLsaTeam team(2);
-        all_disagree(spec, 4);
+        all_disagree(spec, 4, false);
     });
 }
 
