@@ -43,7 +43,7 @@ struct WholeElasticDispatch {
         call.expert_ends = out(ends, ncclInt32, {experts});
         call.statistics = out(statistics, ncclInt32, {experts});
     }
-    ncclResult_t operator()() { return crossdockElasticDispatch(handle, pointer, nullptr); }
+    ncclResult_t operator()() { return crossdockElasticDispatch(handle, pointer, victim.stream()); }
 
     Victim& victim;
     ncclEpHandle_t handle;
@@ -138,7 +138,7 @@ struct WholeElasticCombine {
         call.out_tokens = &combined.tensor;
         call.out_topk_weights = &combined_weights.tensor;
     }
-    ncclResult_t operator()() { return crossdockElasticCombine(handle, pointer, nullptr); }
+    ncclResult_t operator()() { return crossdockElasticCombine(handle, pointer, victim.stream()); }
 
     Victim& victim;
     ncclEpHandle_t handle;
@@ -199,7 +199,7 @@ TEST_BOTH_MODES(BadElastic, Combines) {
                 RANK_REFUSED(context, ncclInvalidUsage, "elastic dispatch", WholeElasticCombine(victim)());
                 WholeElasticDispatch dispatch(victim);
                 // Somewhere else than where a refused call must not write.
-                Buffer elsewhere(context, nullptr, Victim::kBufferBytes);
+                Buffer elsewhere(context, victim.stream(), Victim::kBufferBytes);
                 for (OpenTensor* tensor :
                      {&dispatch.received, &dispatch.received_scales, &dispatch.received_weights, &dispatch.received_ids,
                       &dispatch.sources, &dispatch.rank_ends, &dispatch.counts, &dispatch.ends, &dispatch.statistics}) {
@@ -207,7 +207,7 @@ TEST_BOTH_MODES(BadElastic, Combines) {
                     if (data != nullptr) tensor->tensor.data = elsewhere.data() + (data - victim.output());
                 }
                 RANK_OK(context, dispatch());
-                context.synchronize(nullptr);
+                context.synchronize(victim.stream());
                 check_refusals(context, victim, kElasticCombines);
                 if (is_ht(mode)) check_refusals(context, victim, kHtElasticCombines);
             });

@@ -41,6 +41,9 @@ class Victim {
     std::byte* output() { return output_.data(); }
     std::byte* routing() { return layer_.ids(); }
     ncclEpHandle_t handle() const { return layer_.handle(); }
+    // For calls that go through. On the legacy default stream, the kernels of two ranks of one process that share a GPU
+    // would run one after the other, and the first would wait for the second.
+    cudaStream_t stream() const { return layer_.stream(); }
     size_t local_experts() const { return static_cast<size_t>(problem().local_experts()); }
     // That a receive tensor, or one of weights, must have.
     std::vector<size_t> extents_of_rows(size_t width) const { return row_extents(problem(), num_rows(), width); }
