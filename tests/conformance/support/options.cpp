@@ -71,6 +71,7 @@ RunReport expect_clean(const BackendSpec& spec, int num_ranks, std::optional<uin
                        const RankProgram& program) {
     BackendSpec shaped = spec;
     shaped.ranks_per_host = lsa_team_for(num_ranks);
+    if (!seed && options().seed) shaped.simulation.seed = *options().seed;
     RunReport report = run_ranks(shaped, num_ranks, program);
     if (!report.ok()) {
         std::string text;

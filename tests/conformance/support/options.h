@@ -46,7 +46,8 @@ bool backend_is_selected(Backend kind);
 // The command line that runs the current test again, on this backend, with this seed.
 std::string replay_line(Backend kind, int num_ranks, std::optional<uint64_t> seed);
 
-// Runs the program and reports each failure of it together with its replay line.
+// Runs the program and reports each failure of it together with its replay line. seed: spec's, which is a test's own;
+// none: the schedule is as good as any other, and that of --seed, if given.
 RunReport expect_clean(const BackendSpec& spec, int num_ranks, std::optional<uint64_t> seed,
                        const RankProgram& program);
 
