@@ -204,6 +204,25 @@ std::string describe(PeerFault fault, int rank, const char* mode) {
     return fmt::format("the group has failed: {}; all ranks must pass the same to {}", differences, where);
 }
 
+std::string differences_of_groups(const RankInGroup& ours, const RankInGroup& theirs) {
+    std::string text;
+    const auto compare = [&](const char* name, const std::string& own, const std::string& other) {
+        if (own == other) return;
+        text += fmt::format("{} {} is {} on rank {}, {} on rank {}", text.empty() ? ":" : ";", name, own, ours.rank,
+                            other, theirs.rank);
+    };
+    const std::vector<GroupConfig::Field> own = ours.config.fields(), other = theirs.config.fields();
+    for (size_t i = 0; i < own.size(); ++i) {
+        if (std::strcmp(own[i].name, other[i].name) == 0)
+            compare(own[i].name, std::to_string(own[i].value), std::to_string(other[i].value));
+    }
+    if (ours.handle == nullptr || theirs.handle == nullptr) return text;
+    for (const Term term : {Term::kLayout, Term::kTopk})
+        compare(name_of(term, OperationKind::kNone), value_of(term, ours.handle->get(term), OperationKind::kNone),
+                value_of(term, theirs.handle->get(term), OperationKind::kNone));
+    return text;
+}
+
 void read_diagnosis(const ExpiredWait& record, int rank, crossdockDiagnosis_t& diagnosis) {
     if (__atomic_load_n(&record.complete, __ATOMIC_ACQUIRE) == 0) return;
     diagnosis.valid = 1;

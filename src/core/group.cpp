@@ -76,7 +76,9 @@ Group::~Group() {
 // Allocates now what is known now, so that handles can be made without the other ranks.
 void Group::preallocate() {
     if (config_.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT) {
-        ht_arena_ = std::make_unique<HtArena>(*communicator_, config_);
+        auto arena = std::make_unique<HtArena>(*communicator_, config_);
+        const std::lock_guard lock(memory_mutex_);
+        ht_arena_ = std::move(arena);
         return;
     }
     if (config_.rdma_buffer_size == 0) {
@@ -116,6 +118,7 @@ void Group::destroy() noexcept {
         debug(error.what());
     }
     watch_.reset();  // it reads the status
+    const std::lock_guard lock(memory_mutex_);
     try {
         {
             DeviceScope scope(device);
@@ -173,7 +176,8 @@ std::optional<Error> Group::failure() const {
     }
     const crossdockDiagnosis_t what = diagnosis();
     const std::string gone = what.valid != 0 ? communicator_->why_gone(what.peer) : "";
-    return Error(ncclRemoteError, describe(what, mode) + (gone.empty() ? "" : fmt::format("; {}", gone)));
+    return Error(ncclRemoteError,
+                 describe(what, mode) + (gone.empty() ? whereabouts(what) : fmt::format("; {}", gone)));
 }
 
 std::shared_ptr<LlArena> Group::arena_for(ncclEpLayout_t layout, uint32_t topk) {
@@ -185,8 +189,9 @@ std::shared_ptr<LlArena> Group::arena_for(ncclEpLayout_t layout, uint32_t topk) 
     require(config_.rdma_buffer_size == 0 || ll_size_is_enough(config_, ll128_tokens, layout, topk), ncclInvalidUsage,
             "config->rdma_buffer_size {} is too small for top-{}: {} bytes are needed", config_.rdma_buffer_size, topk,
             needed.arena_bytes());
-    arenas_.push_back(std::make_shared<LlArena>(*communicator_, config_, needed));
-    return arenas_.back();
+    auto arena = std::make_shared<LlArena>(*communicator_, config_, needed);
+    const std::lock_guard lock(memory_mutex_);
+    return arenas_.emplace_back(std::move(arena));
 }
 
 WaitScope Group::wait_scope(OperationKind operation, uint64_t handle_number) const {

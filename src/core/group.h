@@ -94,6 +94,17 @@ class Group {
     Group(std::shared_ptr<Communicator> communicator, const GroupConfig& config);
     // The reason if the group has failed.
     std::optional<Error> failure() const;
+    // "; rank 1 has entered LL dispatch of another group ...", or "": what the rank that a wait expired for does
+    // instead. It has told this rank, whose memory holds that group's words, too.
+    std::string whereabouts(const crossdockDiagnosis_t& diagnosis) const;
+    // In an arena: TaggedWord [ranks], `count` times, `stride` bytes apart. Each says which operation a rank has
+    // entered, with its Terms, and is kept until a later operation takes its turn.
+    struct EnteredWords {
+        const std::byte* first;
+        uint64_t stride;
+        uint32_t count;
+    };
+    std::vector<EnteredWords> entered_words() const;
     void expect_masks() const;
     MaskExchange mask_exchange(const PeerMap& peers, uint64_t barrier_offset, const Reach& reach) const;
     void preallocate();
@@ -104,6 +115,7 @@ class Group {
     HostVisibleStatus* status_ = nullptr;
     DeviceMemory words_;  // WaitControl, then the mask
     std::unique_ptr<StreamOrder> order_;
+    mutable std::mutex memory_mutex_;  // arenas come and go while another group looks into them (whereabouts)
     std::vector<std::shared_ptr<LlArena>> arenas_;
     std::unique_ptr<HtArena> ht_arena_;
     std::vector<Handle*> handles_;

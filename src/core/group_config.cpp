@@ -2,7 +2,6 @@
 #include "core/group_config.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -198,37 +197,36 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     return config;
 }
 
+std::vector<GroupConfig::Field> GroupConfig::fields() const {
+    return {{"algorithm", static_cast<uint64_t>(algorithm)},
+            {"lsa_team_size", lsa_team_size},
+            {"num_experts", num_experts},
+            {"max_dispatch_tokens_per_rank", max_tokens},
+            {"max_recv_tokens_per_rank", max_recv_tokens},
+            {"max_token_bytes", max_token_bytes},
+            {"rdma_buffer_size", rdma_buffer_size},
+            {"num_topk", num_topk},
+            {algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT ? "ht_masks" : "enable_mask", masking ? 1u : 0u},
+            {"overflow_policy", static_cast<uint64_t>(overflow_policy)},
+            {"zero_copy", static_cast<uint64_t>(zero_copy)},
+            {"CROSSDOCK_SENDER_SUMS", sums_at_sender ? 1u : 0u},
+            {"whether CROSSDOCK_LL128 is set", ll128.has_value() ? 1u : 0u},
+            {"CROSSDOCK_LL128", ll128.value_or(false) ? 1u : 0u},
+            {"CROSSDOCK_FIRST_EPOCH", first_epoch}};
+}
+
 void GroupConfig::expect_equal_on_all_ranks(Communicator& communicator) const {
-    struct Field {
-        const char* name;
-        uint64_t value;
-    };
-    const std::array fields{
-        Field{"algorithm", static_cast<uint64_t>(algorithm)},
-        Field{"lsa_team_size", lsa_team_size},
-        Field{"num_experts", num_experts},
-        Field{"max_dispatch_tokens_per_rank", max_tokens},
-        Field{"max_recv_tokens_per_rank", max_recv_tokens},
-        Field{"max_token_bytes", max_token_bytes},
-        Field{"rdma_buffer_size", rdma_buffer_size},
-        Field{"num_topk", num_topk},
-        Field{algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT ? "ht_masks" : "enable_mask", masking ? 1u : 0u},
-        Field{"overflow_policy", static_cast<uint64_t>(overflow_policy)},
-        Field{"zero_copy", static_cast<uint64_t>(zero_copy)},
-        Field{"CROSSDOCK_SENDER_SUMS", sums_at_sender ? 1u : 0u},
-        Field{"whether CROSSDOCK_LL128 is set", ll128.has_value() ? 1u : 0u},
-        Field{"CROSSDOCK_LL128", ll128.value_or(false) ? 1u : 0u},
-        Field{"CROSSDOCK_FIRST_EPOCH", first_epoch}};
-    std::array<uint64_t, fields.size()> own{};
-    for (size_t i = 0; i < fields.size(); ++i) own[i] = fields[i].value;
-    std::vector<decltype(own)> all(num_ranks);
-    communicator.all_gather(own.data(), all.data(), sizeof(own), "ncclEpCreateGroup",
+    const std::vector<Field> fields = this->fields();
+    std::vector<uint64_t> own;
+    for (const Field& field : fields) own.push_back(field.value);
+    std::vector<uint64_t> all(num_ranks * own.size());
+    communicator.all_gather(own.data(), all.data(), sizeof(uint64_t) * own.size(), "ncclEpCreateGroup",
                             communicator.setup_timeout_ns(timeout_ns));
     for (uint32_t rank = 0; rank < num_ranks; ++rank) {
+        const uint64_t* const values = &all[rank * own.size()];
         for (size_t i = 0; i < fields.size(); ++i) {
-            require(all[rank][i] == all[0][i], ncclInvalidUsage,
-                    "{} differs between ranks: {} on rank 0, {} on rank {}", fields[i].name, all[0][i], all[rank][i],
-                    rank);
+            require(values[i] == all[i], ncclInvalidUsage, "{} differs between ranks: {} on rank 0, {} on rank {}",
+                    fields[i].name, all[i], values[i], rank);
         }
     }
 }

@@ -2,6 +2,8 @@
 // A group's settings: the caller's config after checks, with environment and defaults applied.
 #pragma once
 
+#include <vector>
+
 #include "core/environment.h"
 #include "crossdock.h"
 #include "fabric/communicator.h"
@@ -50,6 +52,13 @@ struct GroupConfig {
     // Checks what a rank can check alone. options may be null.
     static GroupConfig resolve(Communicator& communicator, const ncclEpGroupConfig_t* caller,
                                const crossdockGroupOptions_t* options, const Environment& environment);
+
+    // What all ranks must give alike.
+    struct Field {
+        const char* name;
+        uint64_t value;
+    };
+    std::vector<Field> fields() const;
 
     // Collective. If settings differ, throws on every rank an Error that names the field and two ranks that differ.
     void expect_equal_on_all_ranks(Communicator& communicator) const;

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <unordered_map>
+#include <vector>
 
 #include "core/error.h"
 #include "core/process.h"
@@ -26,6 +27,16 @@ class Registry {
     std::shared_ptr<Object> find(const void* pointer) const {
         std::shared_lock lock(mutex_);
         return entry_of(pointer)->second.object;
+    }
+
+    // Those of this process.
+    std::vector<std::shared_ptr<Object>> all() const {
+        std::shared_lock lock(mutex_);
+        std::vector<std::shared_ptr<Object>> objects;
+        for (const auto& [pointer, entry] : live_) {
+            if (entry.maker.is_this()) objects.push_back(entry.object);
+        }
+        return objects;
     }
 
     // If several threads remove one object, one gets it and the others get the error.

@@ -72,6 +72,8 @@ class Runtime {
     virtual void copy_to_device(void* target, const void* host_source, size_t bytes, cudaStream_t stream) = 0;
     virtual void copy_on_device(void* target, const void* source, size_t bytes, cudaStream_t stream) = 0;
     virtual void copy_to_host(void* host_target, const void* source, size_t bytes, cudaStream_t stream) = 0;  // blocks
+    // Reads 64-bit words that kernels and peers may be writing, without waiting for any stream.
+    virtual void look_at_words(uint64_t* host_target, const uint64_t* source, size_t count) = 0;
     virtual void synchronize(cudaStream_t stream) = 0;
     virtual void synchronize_device() noexcept = 0;
     virtual bool is_capturing(cudaStream_t stream) = 0;

@@ -223,6 +223,58 @@ TEST_BOTH_MODES(Elastic, RanksThatDifferLearnIt) {
     });
 }
 
+// Ranks that call different groups, or handles with different memory, wait for each other. Once a wait has expired,
+// each learns where the other one is and what differs.
+TEST_BOTH_MODES(Elastic, RanksInDifferentGroupsLearnIt) {
+    enum class Apart { kExperts, kLayout, kMemory };
+    on_each_backend_as_one_team(kEveryBackend, [=](const BackendSpec& spec) {
+        for (const Apart apart : {Apart::kExperts, Apart::kLayout, Apart::kMemory}) {
+            if (apart == Apart::kMemory && is_ht(mode)) continue;
+            expect_clean(spec, ranks_or(3), std::nullopt, [&](RankContext& context) {
+                constexpr uint64_t kTimeoutNs = 2'000'000'000;
+                ElasticShape shape = shape_to_everybody(mode, context.num_ranks()), other = shape;
+                if (apart == Apart::kExperts) other.local_experts *= 2;
+                if (apart == Apart::kMemory) shape.topk /= 2;
+                Group group(context, context.comm(), elastic_config(context, shape, kTimeoutNs));
+                Group second(context, context.comm(), elastic_config(context, other, kTimeoutNs));
+                ncclEpGroup_t const others = apart == Apart::kMemory ? group.get() : second.get();
+                ElasticHandle usual(context, group.get(), shape, false, 3);
+                ElasticHandle odd(context, others, other, apart == Apart::kLayout, 4);
+                for (ElasticHandle* handle : {&usual, &odd}) {
+                    handle->route(to_everybody(handle->shape()));
+                    RANK_OK(context, handle->update());
+                    handle->dispatch(0);
+                }
+                context.barrier();
+                const bool is_odd = context.rank() == 1;
+                ElasticHandle& handle = is_odd ? odd : usual;
+                ElasticDispatchCall dispatch(context, handle, 1);
+                const auto run = [&] { return is_ht(mode) ? handle.update() : dispatch.run(); };
+                run();
+                context.synchronize(handle.stream());
+                const ncclResult_t result = run();
+                const std::string message = crossdockGetLastError();
+                RANK_CHECK(context, result == ncclRemoteError, "{}: \"{}\"", result_name(result), message);
+                const auto words = [&](const char* name, const auto& value, const auto& odd_value) {
+                    return is_odd ? fmt::format("{} is {} on rank 1, {} on rank ", name, odd_value, value)
+                                  : fmt::format("{} is {} on rank {}, {} on rank 1", name, value, context.rank(),
+                                                odd_value);
+                };
+                const std::string expected =
+                    apart == Apart::kExperts  ? words("num_experts", shape.num_experts(), other.num_experts())
+                    : apart == Apart::kLayout ? words("the layout", is_ht(mode) ? "flat" : "rank-major", "expert-major")
+                                              : words("top_k", shape.topk, other.topk);
+                for (const std::string& word :
+                     {std::string("has entered"), std::string(is_ht(mode) ? "HT update" : "LL elastic dispatch"),
+                      std::string(apart == Apart::kMemory ? "with other memory of the group" : "of another group"),
+                      expected})
+                    RANK_CHECK(context, message.find(word) != std::string::npos, "\"{}\" lacks \"{}\"", message, word);
+                context.barrier();
+            });
+        }
+    });
+}
+
 // Outputs with fewer rows than come fail the group, and nothing is written behind them.
 TEST_BOTH_MODES(Elastic, RowsWithoutRoomFailTheGroup) {
     on_each_elastic_backend(mode, kEveryBackend, [=](const BackendSpec& spec) {

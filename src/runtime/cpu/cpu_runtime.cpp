@@ -39,4 +39,8 @@ void CpuRuntime::copy_to_host(void* host_target, const void* source, size_t byte
     if (bytes > 0) std::memmove(host_target, source, bytes);
 }
 
+void CpuRuntime::look_at_words(uint64_t* host_target, const uint64_t* source, size_t count) {
+    for (size_t i = 0; i < count; ++i) host_target[i] = __atomic_load_n(source + i, __ATOMIC_ACQUIRE);
+}
+
 }  // namespace crossdock::cpu

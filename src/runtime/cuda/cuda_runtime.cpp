@@ -186,6 +186,14 @@ void CudaRuntime::copy_to_host(void* host_target, const void* source, size_t byt
     check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
 
+void CudaRuntime::look_at_words(uint64_t* host_target, const uint64_t* source, size_t count) {
+    DeviceGuard guard(device_);
+    const RelaxedCapture relaxed;
+    check_cuda(cudaMemcpyAsync(host_target, source, sizeof(uint64_t) * count, cudaMemcpyDeviceToHost, stream_),
+               "cudaMemcpyAsync to the host");
+    check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+}
+
 void CudaRuntime::synchronize(cudaStream_t stream) {
     DeviceGuard guard(device_);
     check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");

@@ -35,6 +35,7 @@ class CudaRuntime final : public Runtime {
     void copy_to_device(void* target, const void* host_source, size_t bytes, cudaStream_t stream) override;
     void copy_on_device(void* target, const void* source, size_t bytes, cudaStream_t stream) override;
     void copy_to_host(void* host_target, const void* source, size_t bytes, cudaStream_t stream) override;
+    void look_at_words(uint64_t* host_target, const uint64_t* source, size_t count) override;
     void synchronize(cudaStream_t stream) override;
     void synchronize_device() noexcept override;
     bool is_capturing(cudaStream_t stream) override;
