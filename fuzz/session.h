@@ -152,6 +152,7 @@ class Session {
     void use_masks();
     void allocate_tensor();
     void inspect();
+    void use_settings(Handle& handle);
     void use_communicators();
 
     // session_ht_calls.cpp: the same for high-throughput handles and groups.

@@ -386,17 +386,43 @@ void Session::inspect() {
         case 3:
             expect(crossdockGroupMemoryUse(choose_group().group, break_struct(use)), "crossdockGroupMemoryUse");
             break;
-        default: {
-            const Handle& handle = *choose_handle();
-            const uint32_t value = input_.or_edge(input_.below(2));
-            if (handle.group.is_ht) {
-                expect(crossdockHandleSetSms(handle.handle, value), "crossdockHandleSetSms");
-                expect(crossdockHandleSms(handle.handle, nullptr, nullptr, nullptr), "crossdockHandleSms");
-            } else {
-                expect(crossdockHandleSetSums(handle.handle, static_cast<crossdockSums_t>(value)),
-                       "crossdockHandleSetSums");
-            }
+        default:
+            use_settings(*choose_handle());
+    }
+}
+
+void Session::use_settings(Handle& handle) {
+    const uint32_t value = input_.or_edge(input_.below(2));
+    const uint32_t experts = handle.group.num_experts / static_cast<uint32_t>(num_ranks_);
+    switch (input_.below(6)) {
+        case 0:
+            expect(crossdockHandleSetSms(handle.handle, value), "crossdockHandleSetSms");
+            expect(crossdockHandleSms(handle.handle, nullptr, nullptr, nullptr), "crossdockHandleSms");
+            break;
+        case 1:
+            expect(crossdockHandleSetSums(handle.handle, static_cast<crossdockSums_t>(value)),
+                   "crossdockHandleSetSums");
+            break;
+        case 2:
+            expect(crossdockHandleSetTag(handle.handle, value), "crossdockHandleSetTag");
+            break;
+        case 3: {
+            const uint32_t alignment = input_.or_edge(input_.below(9));
+            const ncclResult_t result = crossdockHandleSetAlignment(handle.handle, alignment);
+            expect(result, "crossdockHandleSetAlignment");
+            if (result == ncclSuccess) handle.alignment = alignment;
+            break;
         }
+        case 4: {
+            const size_t rows = size_t{handle.group.max_tokens} * static_cast<size_t>(num_ranks_);
+            const ncclEpTensor_t* const tokens = tensor(ncclInt32, {experts, rows});
+            const ncclEpTensor_t* const ranges = tensor(ncclInt64, {experts, static_cast<size_t>(num_ranks_)});
+            expect(crossdockHandleSources(handle.handle, tokens, ranges, nullptr), "crossdockHandleSources");
+            break;
+        }
+        default:
+            expect(crossdockHandleRouting(handle.handle, tensor(ncclInt32, {handle.num_tokens, handle.topk}), nullptr),
+                   "crossdockHandleRouting");
     }
 }
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <utility>
+
 #include "fuzz/session.h"
 
 namespace crossdock::fuzz {
@@ -55,6 +57,12 @@ void Session::elastic_dispatch() {
     whole.expert_counts = tensor_if(input_.below(2) == 0, ncclInt32, {experts});
     whole.expert_ends = tensor_if(input_.below(2) == 0, ncclInt32, {experts});
     whole.statistics = tensor_if(input_.below(2) == 0, ncclInt32, {experts});
+    whole.own_weights_only = static_cast<int>(input_.or_edge(by_expert ? 0 : input_.below(2)));
+    // Later operations read it, so it may not lie where another tensor of theirs may.
+    const bool window_was_used = std::exchange(window_is_used_, true);
+    whole.topk_idx_copy = tensor_if(!chosen.group.is_ht && input_.below(2) == 0,
+                                    input_.below(2) == 0 ? ncclInt32 : ncclInt64, {chosen.num_tokens, topk});
+    window_is_used_ = window_was_used;
     expect(crossdockElasticDispatch(chosen.handle, break_struct(call), nullptr), "crossdockElasticDispatch");
 }
 
