@@ -60,7 +60,7 @@ std::vector<Group::EnteredWords> Group::entered_words() const {
     return all;
 }
 
-std::string Group::whereabouts(const crossdockDiagnosis_t& diagnosis) const {
+std::string Group::whereabouts(const crossdockDiagnosis_t& diagnosis) const try {
     if (diagnosis.valid == 0 || is_interruption(diagnosis) || diagnosis.peer == rank()) return "";
     const int peer = diagnosis.peer;
     Entered ours;
@@ -82,6 +82,8 @@ std::string Group::whereabouts(const crossdockDiagnosis_t& diagnosis) const {
         }
     }
     return "";
+} catch (const Error&) {
+    return "";  // the device cannot be asked any more
 }
 
 }  // namespace crossdock
