@@ -199,7 +199,7 @@ double longest_after_a_kill(bool is_ht, bool masks, double part, const NotedProg
     const auto most_steps = static_cast<double>(run(config));
     EXPECT_LT(longest, 1) << "nobody is lost";
     config.killed_rank = kAbsent;
-    constexpr int kMoments = 400;
+    constexpr int kMoments = 1600;
     for (int moment = 0; moment < kMoments; ++moment) {
         config.seed = static_cast<uint64_t>(moment);
         config.killed_at_step = static_cast<uint64_t>(most_steps * (1 - part + part * moment / kMoments));
