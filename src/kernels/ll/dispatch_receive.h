@@ -322,9 +322,9 @@ class DispatchReceive {
     }
     // More rows come than an output has.
     CROSSDOCK_DEVICE void refuse_rows(uint64_t rows, uint32_t most) const {
+        ctx_.note_unread_slots_allowed();  // first: other warps stop as soon as the group has failed
         record_overflow(ctx_, c_.scope, static_cast<int>(c_.rank),
                         static_cast<uint32_t>(rows < UINT32_MAX ? rows : UINT32_MAX), most);
-        ctx_.note_unread_slots_allowed();
     }
 
     // Writes what a later combine needs, and the number of plain rows in the buffer of the sources below each. Then the
