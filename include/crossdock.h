@@ -495,10 +495,10 @@ typedef struct {
 #define CROSSDOCK_ELASTIC_COMBINE_INIT \
     { sizeof(crossdockElasticCombine_t), NCCL_EP_MAGIC, 0, 0, {0, 0}, 0, 0 }
 
-/* One kernel, enqueued on the stream; capturable; may be repeated. Ranks that differ in K, in the type or bytes of rows,
- * or in whether weights return, fail with a message on all; in LL, a rank that has no tokens at the one that differs
- * may get it from its next dispatch. InvalidArgument, InvalidUsage: as the dispatch, and InvalidUsage without an
- * elastic dispatch before. */
+/* One kernel, enqueued on the stream; capturable; may be repeated. Ranks that differ in K, in the type or bytes of
+ * rows, or in whether weights return, fail with a message on all; in LL, a rank that has no tokens at the one that
+ * differs may get it from its next dispatch. InvalidArgument, InvalidUsage: as the dispatch, and InvalidUsage without
+ * an elastic dispatch before. */
 ncclResult_t crossdockElasticCombine(ncclEpHandle_t handle, const crossdockElasticCombine_t* call, cudaStream_t stream);
 
 /* ---- Routing counts ---- */

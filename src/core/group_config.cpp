@@ -218,6 +218,7 @@ std::vector<GroupConfig::Field> GroupConfig::fields() const {
 void GroupConfig::expect_equal_on_all_ranks(Communicator& communicator) const {
     const std::vector<Field> fields = this->fields();
     std::vector<uint64_t> own;
+    own.reserve(fields.size());
     for (const Field& field : fields) own.push_back(field.value);
     std::vector<uint64_t> all(num_ranks * own.size());
     communicator.all_gather(own.data(), all.data(), sizeof(uint64_t) * own.size(), "ncclEpCreateGroup",

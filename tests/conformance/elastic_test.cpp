@@ -184,7 +184,9 @@ constexpr std::pair<Routes, bool> kRoutesAndLayouts[] = {
 TEST_BOTH_MODES(Elastic, RanksThatDifferLearnIt) {
     on_each_elastic_backend(mode, kEveryBackend, [=](const BackendSpec& spec) {
         for (const ElasticDifference& difference : kElasticDifferences) {
-            for (const auto& [routes, by_expert] : kRoutesAndLayouts) {
+            for (const auto& [each_routes, each_by_expert] : kRoutesAndLayouts) {
+                const Routes routes = each_routes;  // clang 14 captures no structured bindings
+                const bool by_expert = each_by_expert;
                 expect_clean(spec, ranks_or(4), std::nullopt, [&](RankContext& context) {
                     const ElasticShape shape = shape_to_everybody(mode, context.num_ranks());
                     Group group(context, context.comm(), elastic_config(context, shape));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one include of a program whose kernels are written against NCCL's Device API. Under nvcc it is NCCL's own header.
 // Under g++ or clang++ (C++20) the same names come from here, and the program links libnccl_ep: kernels run on this
-// machine's cores, over threads or processes, or in the simulator (crossdockRunSimulation). docs/device_api.md says what
-// differs from a GPU, and which names of NCCL's header are missing; a missing name does not compile.
+// machine's cores, over threads or processes, or in the simulator (crossdockRunSimulation). docs/device_api.md says
+// what differs from a GPU, and which names of NCCL's header are missing; a missing name does not compile.
 //
 // The few words that are Crossdock's own: crossdockLaunch (launch.hpp), CROSSDOCK_DYNAMIC_SHARED (below).
 #pragma once
