@@ -104,7 +104,7 @@ class Group {
         uint64_t stride;
         uint32_t count;
     };
-    std::vector<EnteredWords> entered_words() const;
+    std::vector<EnteredWords> entered_words() const;  // with memory_mutex_ held
     void expect_masks() const;
     MaskExchange mask_exchange(const PeerMap& peers, uint64_t barrier_offset, const Reach& reach) const;
     void preallocate();
