@@ -34,7 +34,7 @@ constexpr uint64_t kMaxPauseNs = 128'000'000;
 constexpr uint64_t kSilenceNs = 20'000'000'000;
 constexpr const char* kSilence = "it says nothing";
 // A rank that fails stays for at most this long, to tell those that it is not linked with yet.
-constexpr uint64_t kTellNs = 1'000'000'000;
+constexpr uint64_t kTellNs = 3'000'000'000;
 
 uint64_t inode_of(const char* path) {
     struct stat status = {};
