@@ -97,11 +97,11 @@ A2sgd::A2sgd(std::shared_ptr<Communicator> communicator, const Settings& setting
     GroupConfig config;
     config.num_ranks = arena.num_ranks;
     config.lsa_team_size = settings_.lsa_team_size;
-    memory_ = communicator_->allocate_symmetric(arena.bytes(), communicator_->setup_timeout_ns(settings_.timeout_ns));
+    GinWords words;
+    memory_ =
+        communicator_->allocate_symmetric(arena.lay_out(words), communicator_->setup_timeout_ns(settings_.timeout_ns));
     team_ = std::make_unique<TeamView>(*communicator_, config, *memory_);
-    team_->reach.signals = arena.signals_offset();
-    team_->reach.raised = arena.raised_offset();
-    team_->reach.traffic = arena.traffic_offset();
+    team_->reach.words = words;
     state_ = DeviceMemory(device, {}, kControlOffset + sizeof(WaitControl));
     use(std::move(pieces));
     order_ = device.make_stream_order();

@@ -188,7 +188,7 @@ std::shared_ptr<LlArena> Group::arena_for(ncclEpLayout_t layout, uint32_t topk) 
     }
     require(config_.rdma_buffer_size == 0 || ll_size_is_enough(config_, ll128_tokens, layout, topk), ncclInvalidUsage,
             "config->rdma_buffer_size {} is too small for top-{}: {} bytes are needed", config_.rdma_buffer_size, topk,
-            needed.arena_bytes());
+            LlArenaLayout::of(needed).bytes);
     auto arena = std::make_shared<LlArena>(*communicator_, config_, needed);
     const std::lock_guard lock(memory_mutex_);
     return arenas_.emplace_back(std::move(arena));
@@ -259,7 +259,7 @@ crossdockTraffic_t Group::traffic() {
     std::array<uint64_t, kNumTraffic> sums{};
     const auto add = [&](const SymmetricMemory& memory, const Reach& reach) {
         std::array<uint64_t, kNumTraffic> words{};
-        runtime().copy_to_host(words.data(), memory.local + reach.traffic, sizeof(words), nullptr);
+        runtime().copy_to_host(words.data(), reach.words.traffic.in(memory.local), sizeof(words), nullptr);
         for (size_t i = 0; i < sums.size(); ++i) sums[i] += words[i];
     };
     for (const auto& arena : arenas_) add(*arena->memory, arena->team.reach);

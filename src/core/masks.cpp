@@ -50,14 +50,15 @@ void Group::mask_clean(cudaStream_t stream) {
     ++num_cleans_;
     for (const auto& arena : arenas_) {
         const LlMaskCleanArgs args{
-            mask_exchange(arena->team.peers, arena->geometry.barrier_offset(), arena->team.reach),
+            mask_exchange(arena->team.peers, LlArenaLayout::of(arena->geometry).barrier.offset, arena->team.reach),
             reinterpret_cast<LlArenaState*>(arena->state.data())};
         before_operation(stream);
         launch<LlMaskClean>(runtime(), args, LlMaskClean::shape(runtime()), stream);
         after_operation(stream);
     }
     if (ht_arena_ != nullptr) {
-        const HtMaskCleanArgs args{mask_exchange(ht_arena_->memory->peers, ht_arena_->geometry.barrier_offset(), {}),
+        const uint64_t barrier = HtArenaLayout::of(ht_arena_->geometry).barrier.offset;
+        const HtMaskCleanArgs args{mask_exchange(ht_arena_->memory->peers, barrier, {}),
                                    reinterpret_cast<HtState*>(ht_arena_->state.data())};
         before_operation(stream);
         launch<HtMaskClean>(runtime(), args, HtMaskClean::shape(runtime()), stream);

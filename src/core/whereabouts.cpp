@@ -49,13 +49,14 @@ const Terms* terms_of_handle(const GroupConfig& config, const Entered& entered) 
 std::vector<Group::EnteredWords> Group::entered_words() const {
     std::vector<EnteredWords> all;
     for (const auto& arena : arenas_) {
-        const LlGeometry& geometry = arena->geometry;
-        all.push_back({arena->memory->local + geometry.buffer_offset(0) + geometry.entries_offset(),
-                       geometry.buffer_bytes(), geometry.num_buffers});
+        const LlOffsets offsets = LlArenaLayout::of(arena->geometry).offsets;
+        all.push_back({arena->memory->local + offsets.buffers + offsets.entries.offset, offsets.buffer_bytes,
+                       arena->geometry.num_buffers});
     }
     if (ht_arena_ != nullptr) {
-        const HtGeometry& geometry = ht_arena_->geometry;
-        all.push_back({ht_arena_->memory->local + geometry.terms_offset(), sizeof(TaggedWord) * geometry.num_ranks, 2});
+        const HtOffsets offsets = HtArenaLayout::of(ht_arena_->geometry).offsets;
+        const uint32_t ranks = ht_arena_->geometry.num_ranks;
+        all.push_back({ht_arena_->memory->local + offsets.terms.offset, sizeof(TaggedWord) * ranks, 2});
     }
     return all;
 }

@@ -2,7 +2,7 @@
 // The addresses of all ranks' pieces of one symmetric allocation or window in this rank's address space.
 #pragma once
 
-#include "device/platform.h"
+#include "device/layout.h"
 
 namespace crossdock {
 
@@ -19,6 +19,10 @@ struct PeerMap {
         if (table != nullptr) return table[rank] + offset + bytes;
 #endif
         return base + static_cast<uint64_t>(rank) * stride + offset + bytes;
+    }
+    template <typename T>
+    CROSSDOCK_HOST_DEVICE T* at(int rank, const Region<T>& region) const {
+        return reinterpret_cast<T*>(at(rank, region.offset));
     }
 };
 

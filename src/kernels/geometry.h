@@ -2,15 +2,12 @@
 // Common to both modes' memory layouts.
 #pragma once
 
+#include "device/layout.h"
 #include "device/tagged_word.h"
 
 namespace crossdock {
 
 inline constexpr int kMaxTopk = 64;
-
-CROSSDOCK_HOST_DEVICE constexpr uint64_t align_up(uint64_t value, uint64_t alignment) {
-    return (value + alignment - 1) / alignment * alignment;
-}
 
 // Bits of the numbers below `count`.
 CROSSDOCK_HOST_DEVICE constexpr uint32_t bits_below(uint32_t count) {

@@ -36,7 +36,7 @@ CROSSDOCK_DEVICE uint64_t* barrier_word(const MaskExchange& exchange, int owner,
 // flight.
 CROSSDOCK_DEVICE uint64_t remote_barrier(const MaskExchange& exchange, int phase, int writer) {
     const uint64_t words = exchange.count % 2 * 2 + static_cast<uint64_t>(phase);
-    return exchange.reach.barrier + 8 * (words * exchange.num_ranks + static_cast<uint64_t>(writer));
+    return exchange.reach.words.barrier.offset + 8 * (words * exchange.num_ranks + static_cast<uint64_t>(writer));
 }
 
 // The value of a GIN peer's signal once its number of this phase has arrived.

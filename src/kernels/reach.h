@@ -3,6 +3,7 @@
 // signals.
 #pragma once
 
+#include "device/layout.h"
 #include "device/network_handle.h"
 #include "device/wait.h"
 
@@ -22,17 +23,28 @@ inline constexpr uint32_t kNumSignals = 4;
 enum class Traffic : uint32_t { kInsideRows, kInsideBytes, kCrossedRows, kCrossedBytes, kPuts, kSignals };
 inline constexpr uint32_t kNumTraffic = 6;
 
-// Offsets are within every rank's piece of one symmetric allocation.
+// In every rank's piece of one symmetric allocation.
+struct GinWords {
+    Region<uint64_t> signals;  // [signals][ranks]: raised by the peers
+    Region<uint64_t> raised;   // [signals][ranks]: the values that this rank has raised at the peers; its own
+    Region<uint64_t> barrier;  // [2 cleans][2 phases][ranks]: put by the peers
+    Region<uint64_t> traffic;  // [traffic]; its own
+
+    constexpr void lay_out(Cursor& piece, uint64_t num_ranks) {
+        piece.take(signals, kNumSignals * num_ranks);
+        piece.take(raised, kNumSignals * num_ranks);
+        piece.take(barrier, 4 * num_ranks);
+        piece.take(traffic, kNumTraffic);
+    }
+};
+
 struct Reach {
     NetworkHandle network;
     int num_ranks = 0;
     int rank = 0;
     int first_of_team = 0;  // ranks [first, end) share this rank's team
     int end_of_team = 0;
-    uint64_t signals = 0;  // u64 [signals][ranks]: raised by the peers
-    uint64_t raised = 0;   // u64 [signals][ranks]: the values that this rank has raised at the peers; its own
-    uint64_t barrier = 0;  // u64 [2 cleans][2 phases][ranks]: put by the peers
-    uint64_t traffic = 0;  // u64 [traffic]; its own
+    GinWords words;
 
     bool has_several_teams() const { return end_of_team - first_of_team < num_ranks; }
 };
@@ -45,14 +57,15 @@ CROSSDOCK_DEVICE bool is_remote(const Reach& reach, int peer) {
 }
 
 // The offset of a peer's word of this signal in the array at `words`.
-CROSSDOCK_DEVICE uint64_t signal_offset(const Reach& reach, uint64_t words, Signal signal, int peer) {
-    return words +
+CROSSDOCK_DEVICE uint64_t signal_offset(const Reach& reach, const Region<uint64_t>& words, Signal signal, int peer) {
+    return words.offset +
            8 * (static_cast<uint64_t>(signal) * static_cast<uint64_t>(reach.num_ranks) + static_cast<uint64_t>(peer));
 }
 
 // This rank's word that the peer raises.
 CROSSDOCK_DEVICE const uint64_t* signal_word(const Reach& reach, Signal signal, int peer) {
-    return reinterpret_cast<const uint64_t*>(reach.network.local + signal_offset(reach, reach.signals, signal, peer));
+    return reinterpret_cast<const uint64_t*>(reach.network.local +
+                                             signal_offset(reach, reach.words.signals, signal, peer));
 }
 
 }  // namespace

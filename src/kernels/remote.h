@@ -12,7 +12,7 @@ namespace {
 
 CROSSDOCK_DEVICE void count_traffic(const Ctx& ctx, const Reach& reach, Traffic what, uint64_t increase) {
     if constexpr (!kHasGinPeers) return;
-    uint64_t* counters = reinterpret_cast<uint64_t*>(reach.network.local + reach.traffic);
+    uint64_t* counters = reach.words.traffic.in(reach.network.local);
     ctx.add_relaxed_device(counters + static_cast<uint32_t>(what), increase);
 }
 
@@ -51,8 +51,8 @@ struct Raise {
 
 // This rank's signal at the peer.
 CROSSDOCK_DEVICE Raise raise_of(const Reach& reach, Signal signal, int peer, uint64_t value) {
-    return {signal_offset(reach, reach.signals, signal, reach.rank), signal_offset(reach, reach.raised, signal, peer),
-            value};
+    return {signal_offset(reach, reach.words.signals, signal, reach.rank),
+            signal_offset(reach, reach.words.raised, signal, peer), value};
 }
 
 // The number to add; 0: the word already has the value.

@@ -27,7 +27,7 @@ HtGeometry geometry_on_gpus(const GroupConfig& config, uint32_t channels) {
 }
 
 uint64_t bytes_on_gpus(uint32_t num_ranks, uint32_t channels, ncclEpZeroCopyMode_t zero_copy = NCCL_EP_ZERO_COPY_AUTO) {
-    return geometry_on_gpus(config_of(num_ranks, zero_copy), channels).arena_bytes();
+    return HtArenaLayout::of(geometry_on_gpus(config_of(num_ranks, zero_copy), channels)).bytes;
 }
 
 // For 4096 tokens per rank, with the SMs that are taken unless told otherwise.
@@ -51,7 +51,8 @@ TEST(HtArena, ServesMoreBlocksFromTheSameMemory) {
         EXPECT_EQ(arena.most_channels, most) << num_ranks << " ranks";
         // What the words of the additional blocks take.
         const HtGeometry without = ht_geometry(kCudaBackend, config_of(num_ranks), kDefault, kDefault);
-        EXPECT_LE(arena.arena_bytes(), without.arena_bytes() + (uint64_t{4} << 20)) << num_ranks << " ranks";
+        EXPECT_LE(HtArenaLayout::of(arena).bytes, HtArenaLayout::of(without).bytes + (uint64_t{4} << 20))
+            << num_ranks << " ranks";
         for (uint32_t channels = 1; channels <= most; ++channels) {
             const HtGeometry divided = arena.with_channels(channels);
             SCOPED_TRACE(channels);
@@ -63,15 +64,19 @@ TEST(HtArena, ServesMoreBlocksFromTheSameMemory) {
             }
             EXPECT_GE(divided.ring_bytes, kHtFewestSlots * kRowBytes);
             EXPECT_EQ(divided.ring_bytes % 128, 0u);
-            EXPECT_LE(divided.rings_offset() + divided.num_rings() * divided.ring_bytes, arena.arena_bytes());
+            const HtArenaLayout before = HtArenaLayout::of(arena), after = HtArenaLayout::of(divided);
+            const HtRings &rows = before.offsets.rows, &rows_after = after.offsets.rows;
+            EXPECT_EQ(after.bytes, before.bytes);
+            EXPECT_LE(rows_after.packets.offset + divided.num_rings() * divided.ring_bytes, before.bytes);
             // No word lies where an operation with another number of blocks has rows, or words of another kind.
-            EXPECT_EQ(divided.flags_offset(), arena.flags_offset());
-            EXPECT_LE(divided.flags_offset() + 8 * divided.num_rings() * kMaxRingSlots, arena.credits_offset());
-            EXPECT_EQ(divided.credits_offset(), arena.credits_offset());
-            EXPECT_EQ(divided.weight_flags_offset(), arena.weight_flags_offset());
-            EXPECT_EQ(divided.weight_credits_offset(), arena.weight_credits_offset());
-            EXPECT_EQ(divided.done_offset(), arena.done_offset());
-            EXPECT_EQ(divided.weight_rings_offset(), arena.weight_rings_offset());
+            const auto words_of = [](const HtArenaLayout& layout) {
+                const HtOffsets& parts = layout.offsets;
+                return std::array{parts.rows.flags.offset,    parts.rows.credits.offset,
+                                  parts.weights.flags.offset, parts.weights.credits.offset,
+                                  parts.done.offset,          parts.weights.packets.offset};
+            };
+            EXPECT_EQ(words_of(after), words_of(before));
+            EXPECT_LE(rows_after.flags.offset + 8 * divided.num_rings() * kMaxRingSlots, rows.credits.offset);
         }
     }
 }

@@ -39,8 +39,7 @@ uint64_t garbage(std::mt19937_64& random, uint64_t epoch) {
 
 // Of the latest operation that somebody has told the hostile rank of.
 uint64_t epoch_told(const HtArena& arena) {
-    const auto* entered =
-        reinterpret_cast<const uint64_t*>(arena.memory->peers.at(kHostile, 0) + arena.geometry.entered_offset());
+    const uint64_t* entered = arena.memory->peers.at(kHostile, HtArenaLayout::of(arena.geometry).offsets.entered);
     uint64_t epoch = 0;
     for (uint32_t i = 0; i < 2 * arena.geometry.num_ranks; ++i)
         epoch = std::max(epoch, word_epoch(__atomic_load_n(entered + i, __ATOMIC_RELAXED)));
@@ -49,8 +48,7 @@ uint64_t epoch_told(const HtArena& arena) {
 
 // The tags of terms say how many tokens their source has.
 void write_too_many_tokens(const HtArena& arena, std::mt19937_64& random) {
-    auto* const terms =
-        reinterpret_cast<TaggedWord*>(arena.memory->peers.at(kVictim, 0) + arena.geometry.terms_offset());
+    TaggedWord* const terms = arena.memory->peers.at(kVictim, HtArenaLayout::of(arena.geometry).offsets.terms);
     const uint64_t tag = pack_word(epoch_told(arena) + random() % 2, kTokens + 1);
     for (uint32_t i = 0; i < 2 * arena.geometry.num_ranks; ++i) __atomic_store_n(&terms[i].tag, tag, __ATOMIC_RELEASE);
 }
@@ -59,18 +57,18 @@ void write_too_many_tokens(const HtArena& arena, std::mt19937_64& random) {
 // updates, tagged as this operation's. Not to the rings behind them: what is in these is a peer's to write, and read by
 // ordinary loads.
 void write_garbage(const HtArena& arena, std::mt19937_64& random) {
-    const HtGeometry& geometry = arena.geometry;
+    const HtOffsets offsets = HtArenaLayout::of(arena.geometry).offsets;
     std::byte* const memory = arena.memory->peers.at(kVictim, 0);
-    const uint64_t words = geometry.weight_rings_offset() / 8;
-    const uint64_t terms = geometry.terms_offset() / 8;
-    const uint64_t routing = geometry.bases_offset() / 8;
-    const uint64_t routing_end = geometry.flags_offset() / 8;
+    const uint64_t words = offsets.weights.packets.offset / 8;
+    const uint64_t terms = offsets.terms.offset / 8;
+    const uint64_t routing = offsets.bases.offset / 8;
+    const uint64_t routing_end = offsets.rows.flags.offset / 8;
     const uint64_t epoch = epoch_told(arena) + random() % 2;
     for (int i = 0; i < 200; ++i) {
         const uint64_t kind = random() % 8;
         const uint64_t at = kind == 0   ? random() % words
                             : kind == 1 ? random() % routing
-                            : kind == 2 ? terms + random() % (4 * geometry.num_ranks)
+                            : kind == 2 ? terms + random() % (4 * arena.geometry.num_ranks)
                                         : routing + random() % (routing_end - routing);
         auto* const word = reinterpret_cast<uint64_t*>(memory) + at;
         if (kind > 3) {

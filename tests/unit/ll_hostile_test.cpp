@@ -55,28 +55,28 @@ struct Span {
     uint64_t end;
 };
 
-Span choose_span(const LlGeometry& geometry, std::mt19937_64& random) {
-    const Span weights{geometry.weights_offset(), geometry.rows_offset()};
+Span choose_span(const LlOffsets& offsets, std::mt19937_64& random) {
+    const Span weights{offsets.weights.offset, offsets.rows.offset};
     if (kSeesRaces) {
         const bool has_weights = weights.end > weights.first;
         if (has_weights && random() % 2 == 0) return weights;
-        return {geometry.counts_offset(), geometry.row_flags_offset()};
+        return {offsets.counts.offset, offsets.row_flags.offset};
     }
     // Entries seldom: a rank that is taken for one with other terms is found out at once.
-    return {random() % 32 == 0 ? 0 : geometry.counts_offset(), weights.end};
+    return {random() % 32 == 0 ? 0 : offsets.counts.offset, weights.end};
 }
 
 // Now and then anywhere before the rows of the victim's arena, mostly to words that are looked at, as if they were of
 // the operation that it is in, or of the next.
 void write_garbage(const LlArena& arena, std::mt19937_64& random) {
-    const LlGeometry& geometry = arena.geometry;
+    const LlOffsets offsets = LlArenaLayout::of(arena.geometry).offsets;
     std::byte* const memory = arena.memory->peers.at(kVictim, 0);
     const auto* entered = reinterpret_cast<const uint64_t*>(arena.memory->peers.at(kHostile, 0)) + kVictim;
     const uint64_t epoch = __atomic_load_n(entered, __ATOMIC_RELAXED) + random() % 2;
     for (int i = 0; i < 50; ++i) {
         const uint64_t kind = kSeesRaces ? 1 + random() % 7 : random() % 8;
-        const uint64_t buffer = geometry.buffer_offset(static_cast<int>(random() % geometry.num_buffers));
-        const Span span = choose_span(geometry, random);
+        const uint64_t buffer = offsets.buffer(static_cast<uint32_t>(random() % arena.geometry.num_buffers));
+        const Span span = choose_span(offsets, random);
         const uint64_t at = buffer + span.first + random() % (span.end - span.first) / 16 * 16;
         auto* const word = reinterpret_cast<uint64_t*>(memory + (kind == 0 ? random() % buffer / 8 * 8 : at));
         if (kind > 3) {

@@ -156,18 +156,18 @@ TEST(Sizes, ExtremeNumbersNeverWrap) {
                                     const Wide slots = Wide{config.num_ranks} * config.max_tokens;
                                     judge(Wide{arena.num_rings()} * arena.ring_bytes +
                                               16 * slots * ((config.experts_per_rank() + 63) / 64),
-                                          arena.arena_bytes());
-                                    judge(8 * (Wide{1} + config.experts_per_rank()) * slots / 32, handle.bytes());
+                                          HtArenaLayout::of(arena).bytes);
+                                    judge(8 * (Wide{1} + config.experts_per_rank()) * slots / 32,
+                                          HtTables::bytes(handle));
                                     continue;
                                 }
                                 for (const auto layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
                                     const uint32_t largest = std::max(1u, std::min({experts, topk, 64u}));
                                     const LlGeometry arena = ll_geometry(config, config.max_tokens, layout, largest);
                                     const Wide slots = Wide{config.num_ranks} * config.max_tokens;
-                                    judge(kNumBuffers * slots * config.max_token_bytes, arena.arena_bytes());
-                                    const LlHandleGeometry handle{config.num_ranks, config.experts_per_rank(),
-                                                                  config.max_tokens, largest};
-                                    judge(8 * slots * largest, handle.bytes());
+                                    judge(kNumBuffers * slots * config.max_token_bytes, LlArenaLayout::of(arena).bytes);
+                                    judge(8 * slots * largest,
+                                          LlHandleLayout::of(config.num_ranks, config.max_tokens, largest).bytes);
                                 }
                             } catch (const Error& error) {
                                 EXPECT_TRUE(error.code() == ncclInvalidArgument || error.code() == ncclInvalidUsage)

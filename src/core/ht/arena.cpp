@@ -113,12 +113,10 @@ HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
     blocks.most_combine = std::min(blocks.most_combine, geometry.most_channels);
     outbox = HtOutbox::of(geometry, config.num_ranks / config.lsa_team_size,
                           gin_ring_bytes(communicator.backend(), config, geometry.channels));
-    memory = communicator.allocate_symmetric(config.has_several_teams() ? outbox.bytes : geometry.arena_bytes(),
-                                             communicator.setup_timeout_ns(config.timeout_ns));
+    const uint64_t bytes = config.has_several_teams() ? outbox.bytes : HtArenaLayout::of(geometry).bytes;
+    memory = communicator.allocate_symmetric(bytes, communicator.setup_timeout_ns(config.timeout_ns));
     team.emplace(communicator, config, *memory);
-    team->reach.signals = outbox.signals;
-    team->reach.raised = outbox.raised;
-    team->reach.traffic = outbox.traffic;
+    team->reach.words = outbox.words;
 
     state = DeviceMemory(communicator.runtime(), config.alloc, sizeof(HtState));
     HtState first{};

@@ -44,7 +44,7 @@ void expect_alignment(const GroupConfig& config, uint32_t topk, size_t alignment
 }  // namespace
 
 size_t HtHandle::memory_bytes(const Group& group, ncclEpLayout_t layout, const ncclEpHandleConfig_t&, int num_topk) {
-    return geometry_of(group.config(), checked_topk(group, layout, num_topk)).bytes();
+    return HtTables::bytes(geometry_of(group.config(), checked_topk(group, layout, num_topk)));
 }
 
 std::shared_ptr<Handle> HtHandle::create(const std::shared_ptr<Group>& group, ncclEpLayout_t layout,
@@ -67,7 +67,7 @@ std::shared_ptr<Handle> HtHandle::create(const std::shared_ptr<Group>& group, nc
     }
     handle->is_topk_open_ = num_topk < 0;
     handle->routed_topk_ = topk;
-    handle->bind_memory(handle_mem, handle->geometry().bytes());
+    handle->bind_memory(handle_mem, HtTables::bytes(handle->geometry()));
     handle->may_relocate_ = handle_mem != nullptr;
     handle->host_total_ = {group->handle_memory().take_word(),
                            [group](uint64_t* word) { group->handle_memory().give_back(word); }};
@@ -99,13 +99,13 @@ HtCommon HtHandle::common(OperationKind operation, uint32_t channels) const {
     HtCommon common{};
     const bool has_rings = operation != OperationKind::kUpdate;
     common.arena = has_rings ? arena.geometry.with_channels(channels) : arena.geometry;
-    common.offsets = HtOffsets::of(common.arena);
+    common.offsets = HtArenaLayout::of(common.arena).offsets;
     common.peers = arena.team->peers;
     common.reach = arena.team->reach;
     common.outbox = arena.outbox;
     common.rank = group_->rank();
     common.state = reinterpret_cast<HtState*>(arena.state.data());
-    common.tables = HtTables::of(geometry(), memory_);
+    common.tables = view_of<HtTables, uint64_t>(memory_, geometry());
     common.scope = group_->wait_scope(operation, number_);
     static_assert(static_cast<uint64_t>(OperationKind::kElasticCombine) <= Terms::max_of(Term::kOperation));
     common.terms = Terms{}

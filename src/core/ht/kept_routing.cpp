@@ -14,7 +14,7 @@ namespace {
 class Tables {
   public:
     Tables(std::byte* memory, const HtHandleGeometry& geometry, int rank)
-        : t_(HtTables::of(geometry, memory)),
+        : t_(view_of<HtTables, uint64_t>(memory, geometry)),
           routing_(*t_.routing),
           geometry_(geometry),
           rank_(static_cast<uint32_t>(rank)),

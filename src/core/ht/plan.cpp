@@ -109,25 +109,20 @@ HtShared lay_out(const Group& group, const HtCommon& common, HtWarpLayout& warp_
     HtShared shared{};
     const auto compute = [&] {
         const uint32_t teams = static_cast<uint32_t>(group.config().num_ranks / group.config().lsa_team_size);
-        uint64_t at = align_up(kGinCountersOffset + 4 * num_gin_counters(common.arena.num_ranks, teams), 16);
-        shared.peers = static_cast<uint32_t>(at);
-        at = align_up(at + 4 * uint64_t{common.arena.num_ranks}, 16);
-        shared.plans = static_cast<uint32_t>(at);
-        shared.plan_bytes = HtPlan::bytes(common.topk);
-        at = align_up(at + uint64_t{shared.plan_bytes} * warp_layout.warps(), 16);
-        shared.notes = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{note_bytes(group.communicator().backend().lanes)} * warp_layout.notes(), 16);
-        shared.plan_heads = static_cast<uint32_t>(at);
-        at = align_up(at + (warp_layout.summers > 0 ? kSumPlanHeadBytes : 0), 16);
-        shared.plan_summands = static_cast<uint32_t>(at);
-        const uint32_t planned = 2 * planned_rows(common.topk) * common.topk;
-        at = align_up(at + (warp_layout.summers > 0 ? sizeof(void*) * planned : 0), 128);
-        shared.stages = static_cast<uint32_t>(at);
+        const bool sums = warp_layout.summers > 0;
+        Cursor memory(16, kGinCountersOffset + 4 * num_gin_counters(common.arena.num_ranks, teams));
+        memory.take(shared.peers, common.arena.num_ranks);
+        shared.plan_bytes = view_bytes<HtPlan>(common.topk);
+        memory.take(shared.plans, warp_layout.warps(), shared.plan_bytes);
+        memory.take(shared.notes, warp_layout.notes(), note_bytes(group.communicator().backend().lanes));
+        memory.take(shared.plan_heads, sums ? kSumPlanHeadBytes : 0);
+        memory.take(shared.plan_summands, sums ? 2 * planned_rows(common.topk) * common.topk : 0);
+        memory.align(128);
         shared.stage_bytes =
             static_cast<uint32_t>(align_up(uint64_t{kStageHeadBytes} + warp_layout.chunk_bytes + tail_bytes, 128));
-        warp_layout.shared_stages = shared_stages(group, warp_layout, shared.stage_bytes, at);
-        const uint64_t bytes = at + uint64_t{shared.stage_bytes} * warp_layout.stages();
-        shared.bytes = static_cast<uint32_t>(std::min<uint64_t>(bytes, UINT32_MAX));
+        warp_layout.shared_stages = shared_stages(group, warp_layout, shared.stage_bytes, align_up(memory.end(), 128));
+        memory.take(shared.stages, warp_layout.stages(), shared.stage_bytes);
+        shared.bytes = static_cast<uint32_t>(std::min<uint64_t>(memory.end(), UINT32_MAX));
         return shared.bytes;
     };
     const HtWarpLayout wanted = warp_layout;

@@ -31,7 +31,8 @@ HtRoutingMaker HtHandle::maker() const { return {group_->number(), enum_bits(lay
 
 bool HtHandle::overlaps(const HtHandle& other) const {
     if (memory_ == nullptr || other.memory_ == nullptr) return false;
-    return memory_ < other.memory_ + other.geometry().bytes() && other.memory_ < memory_ + geometry().bytes();
+    return memory_ < other.memory_ + HtTables::bytes(other.geometry()) &&
+           other.memory_ < memory_ + HtTables::bytes(geometry());
 }
 
 bool HtHandle::can_share_with(const HtHandle& other) const {
@@ -116,7 +117,7 @@ void HtHandle::read_routing(cudaStream_t stream, const std::optional<Tensor>& ow
                 "been made");
         return take_routing_as_it_is(*own_rows);
     }
-    std::vector<std::byte> copy(geometry().bytes());
+    std::vector<std::byte> copy(HtTables::bytes(geometry()));
     group_->await_operations();
     group_->runtime().copy_to_host(copy.data(), memory_, copy.size(), stream);
     const HtRouting& routing = *reinterpret_cast<const HtRouting*>(copy.data());

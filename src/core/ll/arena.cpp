@@ -9,7 +9,7 @@ namespace crossdock {
 namespace {
 
 uint64_t arena_bytes_of(const GroupConfig& config, const LlGeometry& geometry) {
-    return config.has_several_teams() ? LlOutbox::arena_bytes(geometry) : geometry.arena_bytes();
+    return config.has_several_teams() ? LlOutboxLayout::of(geometry).bytes : LlArenaLayout::of(geometry).bytes;
 }
 
 // The size that NVIDIA's library documents, for which its callers size the buffer.
@@ -32,12 +32,7 @@ LlArena::LlArena(Communicator& communicator, const GroupConfig& config, const Ll
                                              communicator.setup_timeout_ns(config.timeout_ns))),
       state(communicator.runtime(), config.alloc, sizeof(LlArenaState)),
       team(communicator, config, *memory) {
-    if (config.has_several_teams()) {
-        team.reach.signals = LlOutbox::signals_offset(geometry);
-        team.reach.raised = LlOutbox::raised_offset(geometry);
-        team.reach.barrier = LlOutbox::barrier_offset(geometry);
-        team.reach.traffic = LlOutbox::traffic_offset(geometry);
-    }
+    if (config.has_several_teams()) team.reach.words = LlOutboxLayout::of(geometry).words;
     LlArenaState first{};
     first.clock = LlClock{config.first_epoch, 0, 0}.word();
     communicator.runtime().copy_to_device(state.data(), &first, sizeof(first), nullptr);
@@ -79,7 +74,7 @@ LlGeometry ll_geometry(const GroupConfig& config, uint32_t ll128_tokens, ncclEpL
 
 bool ll_size_is_enough(const GroupConfig& config, uint32_t ll128_tokens, ncclEpLayout_t layout, uint32_t topk) {
     const uint64_t own_need =
-        ll_geometry(config, ll128_tokens, layout, topk).arena_bytes();  // checks the numbers first
+        LlArenaLayout::of(ll_geometry(config, ll128_tokens, layout, topk)).bytes;  // checks the numbers first
     return config.rdma_buffer_size >= std::min(documented_need(config, layout, topk), own_need);
 }
 

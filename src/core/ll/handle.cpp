@@ -23,9 +23,7 @@ void check_handle(const Group& group, ncclEpLayout_t layout, int num_topk) {
 size_t LlHandle::memory_bytes(const Group& group, ncclEpLayout_t layout, int num_topk) {
     check_handle(group, layout, num_topk);
     const GroupConfig& settings = group.config();
-    return LlHandleGeometry{settings.num_ranks, settings.experts_per_rank(), settings.max_tokens,
-                            static_cast<uint32_t>(num_topk)}
-        .bytes();
+    return LlHandleLayout::of(settings.num_ranks, settings.max_tokens, static_cast<uint32_t>(num_topk)).bytes;
 }
 
 std::shared_ptr<Handle> LlHandle::create(const std::shared_ptr<Group>& group, ncclEpLayout_t layout, int num_topk,
@@ -53,24 +51,24 @@ void LlHandle::release_memory() {
     pending_ = std::monostate{};
 }
 
-LlHandleGeometry LlHandle::geometry() const {
-    return {group_->config().num_ranks, group_->config().experts_per_rank(), group_->config().max_tokens, topk_};
+LlHandleLayout LlHandle::layout() const {
+    return LlHandleLayout::of(group_->config().num_ranks, group_->config().max_tokens, topk_);
 }
 
 LlCommon LlHandle::common(OperationKind operation, bool send_only) const {
     LlCommon common{};
     common.arena = arena_->geometry;
-    common.offsets = LlOffsets::of(arena_->geometry);
+    common.offsets = LlArenaLayout::of(arena_->geometry).offsets;
     common.peers = arena_->team.peers;
     common.reach = arena_->team.reach;
-    common.outbox = LlOutbox::of(arena_->geometry);
+    common.outbox = LlOutboxLayout::of(arena_->geometry).outbox;
     common.rank = group_->rank();
     common.halves = send_only ? kSendHalf : kSendHalf | kReceiveHalf;
     common.state = reinterpret_cast<LlArenaState*>(arena_->state.data());
-    common.handle = LlHandleOffsets::of(geometry());
+    common.handle = layout().offsets;
     common.handle_memory = memory_;
     common.scope = group_->wait_scope(operation, number_);
-    common.scope.entries = common.peers.at(common.rank, common.offsets.entries);
+    common.scope.entries = common.peers.at(common.rank, common.offsets.entries.offset);
     common.set(Term::kOperation, static_cast<uint64_t>(operation));
     common.set(Term::kTopk, topk_);
     common.set(Term::kLayout, enum_bits(layout_));
@@ -225,7 +223,7 @@ void LlHandle::routing(const ncclEpTensor_t* caller, cudaStream_t stream) {
     expect_shape(topk_idx, {dispatched_->num_tokens, topk_}, "[tokens of the dispatch, the handle's top-k]");
     DeviceScope device(group_->runtime());
     before_operation(stream);
-    group_->runtime().copy_on_device(topk_idx.data, memory_ + geometry().dispatched_ids_offset(),
+    group_->runtime().copy_on_device(topk_idx.data, layout().dispatched_ids.in(memory_),
                                      sizeof(int32_t) * dispatched_->num_tokens * topk_, stream);
     group_->after_operation(stream);
 }

@@ -60,7 +60,7 @@ class LlHandle final : public Handle {
         uint32_t rows;  // of its outputs
     };
 
-    LlHandleGeometry geometry() const;
+    LlHandleLayout layout() const;
     ElasticSizes elastic_sizes() const;
     LlCommon common(OperationKind operation, bool send_only) const;
     void expect_routing() const;

@@ -67,15 +67,11 @@ struct A2sgdArena {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t word_offset(uint64_t step, int writer) const {
         return 16 * (step % 2 * num_ranks + static_cast<uint64_t>(writer));
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t signals_offset() const { return align_up(uint64_t{32} * num_ranks, 128); }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t raised_offset() const {
-        return signals_offset() + align_up(uint64_t{8} * kNumSignals * num_ranks, 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t traffic_offset() const {
-        return raised_offset() + align_up(uint64_t{8} * kNumSignals * num_ranks, 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t bytes() const {
-        return traffic_offset() + align_up(uint64_t{8} * kNumTraffic, 128);
+    // Behind the means of two steps. Returns the bytes of all.
+    constexpr uint64_t lay_out(GinWords& words) const {
+        Cursor piece(128, 2 * sizeof(TaggedWord) * num_ranks);
+        words.lay_out(piece, num_ranks);
+        return piece.end();
     }
 };
 

@@ -56,65 +56,35 @@ struct HtTables {
     uint32_t chunks;
     uint32_t words;
 
-    static HtTables of(const HtHandleGeometry& handle, std::byte* memory) {
-        const auto at = [&](uint64_t offset) { return reinterpret_cast<uint32_t*>(memory + offset); };
-        return {reinterpret_cast<HtRouting*>(memory),
-                reinterpret_cast<int32_t*>(memory + handle.ids_offset()),
-                at(handle.bases_offset()),
-                at(handle.source_tokens_offset()),
-                at(handle.expert_rows_offset()),
-                at(handle.zones_offset()),
-                at(handle.sent_masks_offset()),
-                at(handle.sent_firsts_offset()),
-                at(handle.masks_offset()),
-                at(handle.firsts_offset()),
-                reinterpret_cast<uint64_t*>(memory + handle.bitmaps_offset()),
-                reinterpret_cast<uint8_t*>(memory + handle.columns_offset()),
-                at(handle.rail_masks_offset()),
-                at(handle.rail_firsts_offset()),
-                at(handle.crossing_masks_offset()),
-                at(handle.crossing_firsts_offset()),
-                handle.chunks(),
-                handle.bitmap_words()};
+    static uint64_t bytes(const HtHandleGeometry& handle) { return view_bytes<HtTables, uint64_t>(handle); }
+    constexpr void lay_out(auto& memory, const HtHandleGeometry& handle) {
+        const uint64_t ranks = handle.num_ranks;
+        const uint64_t entries = handle.column_entries();
+        chunks = handle.chunks();
+        words = handle.bitmap_words();
+        memory.align(16);
+        memory.take(routing, 1);
+        memory.take(ids, uint64_t{handle.max_tokens} * handle.topk);
+        memory.take(bases, ranks);
+        memory.take(source_tokens, ranks);
+        memory.take(expert_rows, handle.experts_per_rank);
+        memory.take(zones, uint64_t{1} + handle.experts_per_rank);
+        memory.take(sent_masks, entries);
+        memory.take(sent_firsts, entries + ranks);
+        memory.take(masks, handle.columns() * entries);
+        memory.take(firsts, handle.columns() * entries);
+        memory.take(bitmaps, ranks * handle.max_tokens * words);
+        memory.take(columns, ranks * handle.max_tokens * handle.topk);
+        if (handle.teams() == 1) return;
+        memory.take(rail_masks, entries);
+        memory.take(rail_firsts, entries + ranks);
+        memory.take(crossing_masks, uint64_t{2} * handle.teams() * chunks);
+        memory.take(crossing_firsts, uint64_t{2} * handle.teams() * (chunks + 1));
     }
 };
 
 inline constexpr uint8_t kNoColumn = UINT8_MAX;
 static_assert(kMaxTopk < kNoColumn, "a token has fewer experts");
-
-// One kind of rings: where they are in every arena.
-struct HtRings {
-    uint64_t flags;
-    uint64_t credits;
-    uint64_t packets;
-    uint32_t ring_bytes;
-    uint32_t kind;  // 0: rows, 1: weights
-};
-
-struct HtOffsets {
-    uint64_t entered;
-    uint64_t terms;
-    uint64_t finished;
-    uint64_t alarms;
-    uint64_t bases;
-    uint64_t bitmaps;
-    uint64_t done;
-    HtRings rows;
-    HtRings weights;
-
-    static constexpr HtOffsets of(const HtGeometry& arena) {
-        return {arena.entered_offset(),
-                arena.terms_offset(),
-                arena.finished_offset(),
-                arena.alarms_offset(),
-                arena.bases_offset(),
-                arena.bitmaps_offset(),
-                arena.done_offset(),
-                {arena.flags_offset(), arena.credits_offset(), arena.rings_offset(), arena.ring_bytes, 0},
-                {arena.weight_flags_offset(), arena.weight_credits_offset(), arena.weight_rings_offset(),
-                 kWeightRingBytes, 1}};
-    }
-};
 
 struct HtCommon {
     HtGeometry arena;
@@ -187,13 +157,14 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t num_gin_counters(uint32_t ranks, uint32
 }
 
 struct HtShared {
-    uint32_t peers;          // u32 [ranks] PeerState
-    uint32_t plans;          // [warps][plan_bytes] HtPlan
-    uint32_t plan_bytes;     // of a warp
-    uint32_t notes;          // [notes] HtNote (flags.h)
-    uint32_t plan_heads;     // of a pipeline (sum_pipeline.h)
-    uint32_t plan_summands;  // of it: [2][planned_rows][topk] places of rows
-    uint32_t stages;         // [stages][stage_bytes]: those of the first warp, of the second, ...; those of a pipeline
+    SharedRegion<uint32_t> peers;                  // [ranks] PeerState
+    SharedRegion<std::byte> plans;                 // [warps][plan_bytes] HtPlan
+    uint32_t plan_bytes;                           // of a warp
+    SharedRegion<std::byte> notes;                 // [notes] HtNote (flags.h)
+    SharedRegion<std::byte> plan_heads;            // of a pipeline (sum_pipeline.h)
+    SharedRegion<const std::byte*> plan_summands;  // of it: [2][planned_rows][topk] places of rows
+    SharedRegion<std::byte> stages;  // [stages][stage_bytes]: those of the first warp, of the second, ...; those of
+                                     // a pipeline
     uint32_t stage_bytes;
     uint32_t bytes;
 };

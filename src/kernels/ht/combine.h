@@ -173,9 +173,7 @@ CROSSDOCK_DEVICE void exchange_gradients(const Ctx& ctx, const HtCombineArgs& ar
 // all others.
 CROSSDOCK_DEVICE void wait_until_all_have_read(const Ctx& ctx, const HtCommon& c, const Operation& operation,
                                                const uint32_t* states) {
-    const auto word = [&](int owner, int writer) {
-        return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.finished)) + writer;
-    };
+    const auto word = [&](int owner, int writer) { return c.peers.at(owner, c.offsets.finished) + writer; };
     CROSSDOCK_ROLLED
     for (int peer = first_of_team(c) + thread_idx(ctx); peer < end_of_team(c); peer += num_threads(ctx)) {
         if (states[peer] == kDirect) ctx.store_entered_system(word(peer, c.rank), operation.epoch);

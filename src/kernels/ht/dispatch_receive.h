@@ -252,7 +252,7 @@ CROSSDOCK_DEVICE void exchange_weights(const Ctx& ctx, const HtDispatchArgs& arg
 // ---- rows that peers store themselves ----
 
 CROSSDOCK_DEVICE uint64_t* done_word(const Ctx& ctx, const HtCommon& c, int owner, int writer) {
-    return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.done)) +
+    return c.peers.at(owner, c.offsets.done) +
            (static_cast<uint64_t>(writer) * c.arena.channels + static_cast<uint32_t>(ctx.block_idx()));
 }
 

@@ -34,7 +34,7 @@ struct HtNote {
     LandedPacket packets[kLanes];
 
     CROSSDOCK_DEVICE static HtNote& of(const Ctx& ctx, const HtShared& shared, uint32_t i) {
-        return reinterpret_cast<HtNote*>(ctx.shared_memory() + shared.notes)[i];
+        return reinterpret_cast<HtNote*>(shared.notes.in(ctx.shared_memory()))[i];
     }
     // Followed by a barrier of the block.
     CROSSDOCK_DEVICE static void init_all(const Ctx& ctx, const HtWarpLayout& warp_layout, const HtShared& shared) {

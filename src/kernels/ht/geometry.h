@@ -45,49 +45,6 @@ struct HtGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t num_rings() const { return uint64_t{num_ranks} * channels; }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t most_rings() const { return uint64_t{num_ranks} * most_channels; }
 
-    // Byte offsets; each is the end of the part before it.
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t entered_offset() const { return 0; }  // u64 [2][ranks]
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t terms_offset() const {                // TaggedWord [2][ranks]
-        return align_up(entered_offset() + 16 * uint64_t{num_ranks}, 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t finished_offset() const {  // u64 [ranks]
-        return align_up(terms_offset() + 32 * uint64_t{num_ranks}, 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t barrier_offset() const {  // u64 [2][ranks]
-        return align_up(finished_offset() + 8 * uint64_t{num_ranks}, 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t alarms_offset() const {  // u64: failure report; u64 [ranks]: heartbeats
-        return align_up(barrier_offset() + 16 * uint64_t{num_ranks}, 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t bases_offset() const {  // TaggedWord [ranks]
-        return align_up(alarms_offset() + 8 + 8 * uint64_t{num_ranks}, 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t bitmaps_offset() const {  // TaggedWord [2][ranks][tokens][words]
-        return align_up(bases_offset() + 16 * uint64_t{num_ranks}, 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t flags_offset() const {  // u64 [ranks][most channels][slots]
-        return align_up(bitmaps_offset() + 32 * uint64_t{num_ranks} * max_tokens * bitmap_words(), 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t credits_offset() const {  // u64 [ranks][most channels][slots]
-        return align_up(flags_offset() + 8 * most_rings() * kMaxRingSlots, 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t weight_flags_offset() const {  // u64 [ranks][most channels][slots]
-        return align_up(credits_offset() + 8 * most_rings() * kMaxRingSlots, 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t weight_credits_offset() const {  // u64 [ranks][most channels][slots]
-        return align_up(weight_flags_offset() + 8 * most_rings() * kMaxRingSlots, 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t done_offset() const {  // u64 [ranks][most channels]
-        return align_up(weight_credits_offset() + 8 * most_rings() * kMaxRingSlots, 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t weight_rings_offset() const {  // [ranks][channels][kWeightRingBytes]
-        return align_up(done_offset() + 8 * most_rings(), 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t rings_offset() const {  // [ranks][channels][ring bytes]
-        return weight_rings_offset() + num_rings() * kWeightRingBytes;
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t arena_bytes() const { return weight_rings_offset() + rings_bytes; }
-
     // The same memory for operations of so many blocks. Up to `channels` nothing changes, so that each ring stays that
     // of one sender. More blocks have more and smaller rings in the same bytes: every block waits until all ranks have
     // entered before it writes, so nobody reads the rings of the operation before by then.
@@ -99,6 +56,63 @@ struct HtGeometry {
         const uint64_t room = (each < kWeightRingBytes ? 0 : each - kWeightRingBytes) / 128 * 128;
         geometry.ring_bytes = room < ring_bytes ? static_cast<uint32_t>(room) : ring_bytes;
         return geometry;
+    }
+};
+
+// One kind of rings: where they are in every arena.
+struct HtRings {
+    Region<uint64_t> flags;     // [ranks][most channels][slots]
+    Region<uint64_t> credits;   // [ranks][most channels][slots]
+    Region<std::byte> packets;  // [ranks][channels][ring bytes]
+    uint32_t ring_bytes;
+    uint32_t kind;  // 0: rows, 1: weights
+};
+
+// Where everything is in every rank's arena.
+struct HtOffsets {
+    Region<uint64_t> entered;    // [2][ranks]
+    Region<TaggedWord> terms;    // [2][ranks]
+    Region<uint64_t> finished;   // [ranks]
+    Region<uint64_t> alarms;     // failure report; [ranks]: heartbeats
+    Region<TaggedWord> bases;    // [ranks]
+    Region<TaggedWord> bitmaps;  // [2][ranks][tokens][words]
+    Region<uint64_t> done;       // [ranks][most channels]
+    HtRings rows;
+    HtRings weights;
+};
+
+struct HtArenaLayout {
+    HtOffsets offsets;
+    Region<uint64_t> barrier;  // [2][ranks]
+    uint64_t bytes;
+
+    static constexpr HtArenaLayout of(const HtGeometry& geometry) {
+        HtArenaLayout layout{};
+        HtOffsets& parts = layout.offsets;
+        const uint64_t ranks = geometry.num_ranks;
+        const uint64_t ring_words = geometry.most_rings() * kMaxRingSlots;
+        Cursor arena(128);
+        arena.take(parts.entered, 2 * ranks);
+        arena.take(parts.terms, 2 * ranks);
+        arena.take(parts.finished, ranks);
+        arena.take(layout.barrier, 2 * ranks);
+        arena.take(parts.alarms, 1 + ranks);
+        arena.take(parts.bases, ranks);
+        arena.take(parts.bitmaps, 2 * ranks * geometry.max_tokens * geometry.bitmap_words());
+        arena.take(parts.rows.flags, ring_words);
+        arena.take(parts.rows.credits, ring_words);
+        arena.take(parts.weights.flags, ring_words);
+        arena.take(parts.weights.credits, ring_words);
+        arena.take(parts.done, geometry.most_rings());
+        arena.take(parts.weights.packets, geometry.num_rings(), kWeightRingBytes);
+        arena.take(parts.rows.packets, geometry.num_rings(), geometry.ring_bytes);
+        parts.rows.ring_bytes = geometry.ring_bytes;
+        parts.rows.kind = 0;
+        parts.weights.ring_bytes = kWeightRingBytes;
+        parts.weights.kind = 1;
+        // Not where the last ring ends: other geometries may divide the same bytes differently.
+        layout.bytes = parts.weights.packets.offset + geometry.rings_bytes;
+        return layout;
     }
 };
 
@@ -141,56 +155,6 @@ struct HtHandleGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint32_t columns() const { return 1 + experts_per_rank; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t bitmap_words() const { return (experts_per_rank + 63) / 64; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t teams() const { return num_ranks / lsa_team_size; }
-
-    static_assert(sizeof(HtRouting) <= 64, "HtRouting lies before the ids");
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t ids_offset() const { return 64; }  // i32 [tokens][topk], -1: dropped
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t bases_offset() const {  // u32 [ranks]: of this rank's rows at each rank
-        return align_up(ids_offset() + 4 * uint64_t{max_tokens} * topk, 16);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t source_tokens_offset() const {  // u32 [ranks]
-        return align_up(bases_offset() + 4 * uint64_t{num_ranks}, 16);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t expert_rows_offset() const {  // u32 [local experts]
-        return align_up(source_tokens_offset() + 4 * uint64_t{num_ranks}, 16);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t zones_offset() const {  // u32 [local experts + 1]: first slots
-        return align_up(expert_rows_offset() + 4 * uint64_t{experts_per_rank}, 16);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t sent_masks_offset() const {  // u32 [ranks][chunks]
-        return align_up(zones_offset() + 4 * (uint64_t{experts_per_rank} + 1), 16);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t sent_firsts_offset() const {  // u32 [ranks][chunks + 1]
-        return align_up(sent_masks_offset() + 4 * column_entries(), 16);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t masks_offset() const {  // u32 [columns][ranks][chunks]
-        return align_up(sent_firsts_offset() + 4 * (column_entries() + num_ranks), 16);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t firsts_offset() const {  // u32 [columns][ranks][chunks]
-        return align_up(masks_offset() + 4 * columns() * column_entries(), 16);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t bitmaps_offset() const {  // u64 [ranks][tokens][words]
-        return align_up(firsts_offset() + 4 * columns() * column_entries(), 16);
-    }
-    // Of an elastic dispatch: u8 [rows][topk]
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t columns_offset() const {
-        return align_up(bitmaps_offset() + 8 * uint64_t{num_ranks} * max_tokens * bitmap_words(), 16);
-    }
-    // The rest exists only in groups of several teams.
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t rail_masks_offset() const {  // u32 [ranks][chunks]
-        return align_up(columns_offset() + uint64_t{num_ranks} * max_tokens * topk, 16);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t rail_firsts_offset() const {  // u32 [ranks][chunks + 1]
-        return align_up(rail_masks_offset() + 4 * column_entries(), 16);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t crossing_masks_offset() const {  // u32 [2][teams][chunks]
-        return align_up(rail_firsts_offset() + 4 * (column_entries() + num_ranks), 16);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t crossing_firsts_offset() const {  // u32 [2][teams][chunks + 1]
-        return align_up(crossing_masks_offset() + 8 * uint64_t{teams()} * chunks(), 16);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t bytes() const {
-        return teams() == 1 ? rail_masks_offset() : crossing_firsts_offset() + 8 * uint64_t{teams()} * (chunks() + 1);
-    }
 };
 
 }  // namespace crossdock

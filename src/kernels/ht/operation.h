@@ -416,21 +416,18 @@ struct HtPlan {
     PlannedRow* batch;       // [planned_rows]
     uint32_t* batch_slots;   // [planned_rows][topk]
 
-    CROSSDOCK_HOST_DEVICE static constexpr uint32_t bytes(uint32_t topk) {
-        const uint64_t rows = planned_rows(topk);
-        return static_cast<uint32_t>(
-            align_up(16 * uint64_t{kMostBiases + topk} + (sizeof(PlannedRow) + 4 * topk) * rows, 16));
+    CROSSDOCK_HOST_DEVICE constexpr void lay_out(auto& memory, uint32_t topk) {
+        memory.take(rows, kMostBiases + topk);
+        memory.take(slots, kMostBiases + topk);
+        memory.take(origins, kMostBiases + topk);
+        memory.take(batch, planned_rows(topk));
+        memory.take(batch_slots, planned_rows(topk) * topk);
     }
     CROSSDOCK_DEVICE static HtPlan of_warp(const Ctx& ctx, const HtShared& shared, uint32_t topk) {
         return of_warp(ctx, shared, topk, static_cast<uint32_t>(ctx.warp_idx()));
     }
     CROSSDOCK_DEVICE static HtPlan of_warp(const Ctx& ctx, const HtShared& shared, uint32_t topk, uint32_t warp) {
-        std::byte* memory = ctx.shared_memory() + shared.plans + shared.plan_bytes * warp;
-        const uint32_t most = kMostBiases + topk;
-        uint32_t* words = reinterpret_cast<uint32_t*>(memory + uint64_t{8} * most);
-        PlannedRow* batch = reinterpret_cast<PlannedRow*>(memory + uint64_t{16} * most);
-        return {reinterpret_cast<const std::byte**>(memory), words, words + most, batch,
-                reinterpret_cast<uint32_t*>(batch + planned_rows(topk))};
+        return view_of<HtPlan>(shared.plans.in(ctx.shared_memory()) + shared.plan_bytes * warp, topk);
     }
 };
 
@@ -458,7 +455,7 @@ CROSSDOCK_DEVICE uint32_t list_slots(const HtCommon& c, int source, uint32_t chu
 // ---- stages ----
 
 CROSSDOCK_DEVICE uint32_t* peer_states(const Ctx& ctx, const HtShared& shared) {
-    return reinterpret_cast<uint32_t*>(ctx.shared_memory() + shared.peers);
+    return shared.peers.in(ctx.shared_memory());
 }
 
 // No peer takes or sends packets: then nothing keeps warps from taking tokens in any order.
@@ -478,7 +475,7 @@ CROSSDOCK_DEVICE RowStage stage_of_warp(const Ctx& ctx, const HtWarpLayout& warp
                                 ? warp * warp_layout.producer_stages
                                 : warp_layout.producers * warp_layout.producer_stages +
                                       (warp - warp_layout.producers) * warp_layout.consumer_stages;
-    return RowStage(ctx.shared_memory() + shared.stages + shared.stage_bytes * (before + i));
+    return RowStage(shared.stages.in(ctx.shared_memory()) + shared.stage_bytes * (before + i));
 }
 
 // Followed by a barrier of the block.

@@ -39,7 +39,7 @@ class LsaRing {
 
     // The memory of a packet.
     CROSSDOCK_DEVICE std::byte* packet(const HtSlots& slots, uint32_t number) const {
-        return c_.peers.at(receiver_, rings_.packets + ring_ * rings_.ring_bytes) +
+        return c_.peers.at(receiver_, rings_.packets.offset + ring_ * rings_.ring_bytes) +
                uint64_t{number % slots.num} * slots.stride;
     }
 
@@ -97,12 +97,10 @@ class LsaRing {
           credits_(static_cast<uint64_t>(credits) * c.arena.channels + channel) {}
 
     CROSSDOCK_DEVICE uint64_t* flag_word(const HtSlots& slots, uint32_t number) const {
-        return reinterpret_cast<uint64_t*>(c_.peers.at(receiver_, rings_.flags)) +
-               (ring_ * kMaxRingSlots + number % slots.num);
+        return c_.peers.at(receiver_, rings_.flags) + (ring_ * kMaxRingSlots + number % slots.num);
     }
     CROSSDOCK_DEVICE uint64_t* credit_word(const HtSlots& slots, uint32_t number) const {
-        return reinterpret_cast<uint64_t*>(c_.peers.at(sender_, rings_.credits)) +
-               (credits_ * kMaxRingSlots + number % slots.num);
+        return c_.peers.at(sender_, rings_.credits) + (credits_ * kMaxRingSlots + number % slots.num);
     }
 
     const HtCommon& c_;
@@ -130,9 +128,9 @@ class GinRing {
           counters_(first_counter + 2 * ring_here),
           own_words_(words_of(ring_here, channel)),
           peer_words_(words_of(ring_there, channel)),
-          outbox_(rings.outbox + bytes_of(rings, ring_here, channel)),
-          packets_here_(rings.packets + bytes_of(rings, ring_here, channel)),
-          packets_there_(rings.packets + bytes_of(rings, ring_there, channel)),
+          outbox_(rings.outbox.offset + bytes_of(rings, ring_here, channel)),
+          packets_here_(rings.packets.offset + bytes_of(rings, ring_here, channel)),
+          packets_there_(rings.packets.offset + bytes_of(rings, ring_there, channel)),
           rings_(rings) {}
 
     static CROSSDOCK_DEVICE GinRing of_rows(const HtCommon& c, int team, uint32_t channel) {
@@ -163,7 +161,8 @@ class GinRing {
                                       uint32_t number) const {
         const uint32_t batch = number / batch_size(slots);
         if (batch < 2 || ctx.skips_credit()) return true;
-        return wait_word(ctx, operation, WaitStep::kCredit, rings_.credits + own_words_ + 8 * (batch % 2), batch - 2);
+        return wait_word(ctx, operation, WaitStep::kCredit, rings_.credits.offset + own_words_ + 8 * (batch % 2),
+                         batch - 2);
     }
     // One lane, after a warp barrier. Sends the packet's first bytes, which this lane's warp has written, with their
     // flag. Not inlined, like give_credit: kernels would spill more registers.
@@ -178,7 +177,7 @@ class GinRing {
     }
     CROSSDOCK_DEVICE bool wait_packet(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                       uint32_t number) const {
-        return wait_word(ctx, operation, WaitStep::kRow, rings_.flags + own_words_ + 8 * slot_of(slots, number),
+        return wait_word(ctx, operation, WaitStep::kRow, rings_.flags.offset + own_words_ + 8 * slot_of(slots, number),
                          number);
     }
     // One lane, after a barrier of the lanes that have read the packet.
@@ -213,8 +212,9 @@ class GinRing {
                                     uint32_t number) const {
         return wait_ring_word(ctx, c_, operation, step, peer_, reinterpret_cast<const uint64_t*>(at(word)), number);
     }
-    CROSSDOCK_DEVICE Raise raise_of(uint64_t words, uint64_t raised, uint32_t word, uint64_t value) const {
-        return {words + peer_words_ + 8 * word, raised + own_words_ + 8 * word, value};
+    CROSSDOCK_DEVICE Raise raise_of(const Region<uint64_t>& words, const Region<uint64_t>& raised, uint32_t word,
+                                    uint64_t value) const {
+        return {words.offset + peer_words_ + 8 * word, raised.offset + own_words_ + 8 * word, value};
     }
 
     const HtCommon& c_;

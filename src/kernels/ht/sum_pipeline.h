@@ -41,7 +41,7 @@ static_assert(2 * sizeof(SumPlanHead) <= kSumPlanHeadBytes);
 class StageTurn {
   public:
     CROSSDOCK_DEVICE StageTurn(const Ctx& ctx, const HtCombineArgs& args)
-        : first_(ctx.shared_memory() + args.shared.stages),
+        : first_(args.shared.stages.in(ctx.shared_memory())),
           stage_bytes_(args.shared.stage_bytes),
           end_(args.warp_layout.shared_stages * args.shared.stage_bytes) {}
 
@@ -123,7 +123,7 @@ class SumPipeline {
     }
 
     CROSSDOCK_DEVICE static SumPlanHead& plan_head(const Ctx& ctx, const HtCombineArgs& args, uint32_t n) {
-        return reinterpret_cast<SumPlanHead*>(ctx.shared_memory() + args.shared.plan_heads)[n % 2];
+        return reinterpret_cast<SumPlanHead*>(args.shared.plan_heads.in(ctx.shared_memory()))[n % 2];
     }
     CROSSDOCK_DEVICE HtPlan plan(const Ctx& ctx, uint32_t n) const {
         return HtPlan::of_warp(ctx, args_.shared, args_.common.topk, n % 2);
@@ -132,8 +132,7 @@ class SumPipeline {
     // The addresses of the summands of a plan's first row, of its second, ...
     CROSSDOCK_DEVICE const std::byte** summands_of_plan(const Ctx& ctx, uint32_t n) const {
         const uint32_t topk = args_.common.topk;
-        return reinterpret_cast<const std::byte**>(ctx.shared_memory() + args_.shared.plan_summands) +
-               n % 2 * planned_rows(topk) * topk;
+        return args_.shared.plan_summands.in(ctx.shared_memory()) + n % 2 * planned_rows(topk) * topk;
     }
 
     // This rank's tokens that this block sums. A handle that uses another's memory may have fewer.

@@ -112,7 +112,7 @@ CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtCommon& c, const Op
             t.sent_masks[peer * t.chunks + chunk] = mask;
             if constexpr (kHasGinPeers) {
                 if (is_remote(c.reach, static_cast<int>(peer)))
-                    in_own_arena<uint32_t>(c, c.outbox.sent_masks)[peer * t.chunks + chunk] = mask;
+                    c.outbox.sent_masks.in(c.reach.network.local)[peer * t.chunks + chunk] = mask;
             }
         }
     }
@@ -237,7 +237,7 @@ CROSSDOCK_DEVICE void send_bases(const Ctx& ctx, const HtCommon& c, const Operat
                          pack_base(c.tables.firsts[uint64_t{i} * c.tables.chunks], total),
                          pack_word(operation.epoch, 0));
         if (is_remote(c.reach, peer)) {
-            put_value_and_raise(ctx, c.reach, peer, c.outbox.totals + 8 * static_cast<uint64_t>(c.rank), total,
+            put_value_and_raise(ctx, c.reach, peer, c.outbox.totals.offset + 8 * static_cast<uint64_t>(c.rank), total,
                                 raise_of(c.reach, Signal::kTotals, peer, operation.epoch));
         }
     }

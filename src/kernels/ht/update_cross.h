@@ -22,15 +22,15 @@ CROSSDOCK_DEVICE void announce_to_gin_peers(const Ctx& ctx, const HtUpdateArgs& 
         const uint64_t bytes = bitmap_offset(c, 0, c.num_tokens);
         if (bytes > 0) {
             put(ctx, c.reach, peer, bitmap_words_offset(c, operation, c.rank, 0),
-                c.outbox.sent_bitmaps + bitmap_offset(c, static_cast<uint32_t>(peer), 0), bytes);
+                c.outbox.sent_bitmaps.offset + bitmap_offset(c, static_cast<uint32_t>(peer), 0), bytes);
         }
         const int team = peer / team_size(c);
         if (peer == rail_peer(c, team)) {
-            put(ctx, c.reach, peer, c.outbox.rail_masks + static_cast<uint64_t>(own_team(c)) * team_bytes,
-                c.outbox.sent_masks + static_cast<uint64_t>(team) * team_bytes, team_bytes);
+            put(ctx, c.reach, peer, c.outbox.rail_masks.offset + static_cast<uint64_t>(own_team(c)) * team_bytes,
+                c.outbox.sent_masks.offset + static_cast<uint64_t>(team) * team_bytes, team_bytes);
         }
-        put_value_and_raise(ctx, c.reach, peer, c.outbox.tokens + 8 * static_cast<uint64_t>(c.rank), c.num_tokens,
-                            raise_of(c.reach, Signal::kData, peer, operation.epoch));
+        put_value_and_raise(ctx, c.reach, peer, c.outbox.tokens.offset + 8 * static_cast<uint64_t>(c.rank),
+                            c.num_tokens, raise_of(c.reach, Signal::kData, peer, operation.epoch));
     }
     ctx.block_sync();
 }
@@ -42,7 +42,7 @@ CROSSDOCK_DEVICE void hear_gin_peers(const Ctx& ctx, const HtCommon& c, const Op
         const int source = static_cast<int>(i);
         if (is_remote(c.reach, source) && is_active(ctx, c.scope, source) &&
             wait_gin_peer(ctx, c, operation, WaitStep::kCounts, Signal::kData, source))
-            hear(source, in_own_arena<uint64_t>(c, c.outbox.tokens)[i]);
+            hear(source, c.outbox.tokens.in(c.reach.network.local)[i]);
     });
     ctx.block_sync();
 }
@@ -57,7 +57,7 @@ CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const O
                                       const UpdateShared& shared, uint32_t i) {
     if constexpr (!kHasGinPeers) return;
     const HtTables& t = c.tables;
-    uint32_t* rail_masks = in_own_arena<uint32_t>(c, c.outbox.rail_masks);
+    uint32_t* rail_masks = c.outbox.rail_masks.in(c.reach.network.local);
     if (i < c.arena.num_ranks) {
         const int team = static_cast<int>(i) / team_size(c);
         if (team == own_team(c)) return;
@@ -99,7 +99,7 @@ CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const O
 CROSSDOCK_DEVICE void learn_gin_total(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation, int peer) {
     const HtCommon& c = args.common;
     if (!wait_gin_peer(ctx, c, operation, WaitStep::kRouting, Signal::kTotals, peer)) return;
-    const uint32_t total = static_cast<uint32_t>(in_own_arena<uint64_t>(c, c.outbox.totals)[peer]);
+    const uint32_t total = static_cast<uint32_t>(c.outbox.totals.in(c.reach.network.local)[peer]);
     if (!args.drops && total > c.budget) record_overflow(ctx, c.scope, peer, total, c.budget);
 }
 

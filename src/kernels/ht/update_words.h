@@ -8,7 +8,7 @@ namespace crossdock {
 namespace {
 
 CROSSDOCK_DEVICE TaggedWord* base_word(const HtCommon& c, int owner, int route) {
-    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.bases)) + route;
+    return c.peers.at(owner, c.offsets.bases) + route;
 }
 // Among the bitmaps of one operation.
 CROSSDOCK_DEVICE uint64_t bitmap_offset(const HtCommon& c, uint32_t rank, uint32_t token) {
@@ -18,7 +18,7 @@ CROSSDOCK_DEVICE uint64_t bitmap_offset(const HtCommon& c, uint32_t rank, uint32
 CROSSDOCK_DEVICE uint64_t bitmap_words_offset(const HtCommon& c, const Operation& operation, int writer,
                                               uint32_t token) {
     const uint32_t half = static_cast<uint32_t>(operation.epoch % 2) * c.arena.num_ranks;
-    return c.offsets.bitmaps + bitmap_offset(c, half + static_cast<uint32_t>(writer), token);
+    return c.offsets.bitmaps.offset + bitmap_offset(c, half + static_cast<uint32_t>(writer), token);
 }
 CROSSDOCK_DEVICE TaggedWord* bitmap_words(const HtCommon& c, const Operation& operation, int owner, int writer,
                                           uint32_t token) {
@@ -28,8 +28,8 @@ CROSSDOCK_DEVICE TaggedWord* bitmap_words(const HtCommon& c, const Operation& op
 CROSSDOCK_DEVICE TaggedWord* outgoing_bitmap_words(const HtCommon& c, const Operation& operation, int peer,
                                                    uint32_t token) {
     if (is_remote(c.reach, peer))
-        return in_own_arena<TaggedWord>(c,
-                                        c.outbox.sent_bitmaps + bitmap_offset(c, static_cast<uint32_t>(peer), token));
+        return in_own_arena<TaggedWord>(
+            c, c.outbox.sent_bitmaps.offset + bitmap_offset(c, static_cast<uint32_t>(peer), token));
     return bitmap_words(c, operation, peer, c.rank, token);
 }
 

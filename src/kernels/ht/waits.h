@@ -20,9 +20,7 @@ struct HtWait {
 };
 inline constexpr uint64_t kHeartbeats = 4;  // per timeout
 
-CROSSDOCK_DEVICE uint64_t* report_word(const HtCommon& c, int owner) {
-    return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.alarms));
-}
+CROSSDOCK_DEVICE uint64_t* report_word(const HtCommon& c, int owner) { return c.peers.at(owner, c.offsets.alarms); }
 CROSSDOCK_DEVICE uint64_t* heartbeat_word(const HtCommon& c, int owner, int writer) {
     return report_word(c, owner) + 1 + writer;
 }
@@ -49,12 +47,12 @@ struct FailureReport {
 
 // Two words per peer, used in turn: no rank enters the operation after the next before all have left this one.
 CROSSDOCK_DEVICE uint64_t* entered_word(const HtCommon& c, const Operation& operation, int owner, int writer) {
-    return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.entered)) +
+    return c.peers.at(owner, c.offsets.entered) +
            (operation.epoch % 2 * c.arena.num_ranks + static_cast<uint32_t>(writer));
 }
 // The terms of a rank that has entered, likewise.
 CROSSDOCK_DEVICE uint64_t terms_offset(const HtCommon& c, const Operation& operation, int writer) {
-    return c.offsets.terms +
+    return c.offsets.terms.offset +
            sizeof(TaggedWord) * (operation.epoch % 2 * c.arena.num_ranks + static_cast<uint32_t>(writer));
 }
 CROSSDOCK_DEVICE TaggedWord* terms_word(const HtCommon& c, const Operation& operation, int owner, int writer) {
@@ -75,7 +73,7 @@ CROSSDOCK_DEVICE_RARE void send_heartbeat(const Ctx& ctx, const HtCommon& c) {
     for (int peer = 0; peer < static_cast<int>(c.arena.num_ranks); ++peer) {
         if (peer == c.rank || !is_active(ctx, c.scope, peer)) continue;
         if (is_remote(c.reach, peer)) {
-            put_value(ctx, c.reach, peer, c.offsets.alarms + 8 * (uint64_t{1} + static_cast<uint32_t>(c.rank)),
+            put_value(ctx, c.reach, peer, c.offsets.alarms.offset + 8 * (uint64_t{1} + static_cast<uint32_t>(c.rank)),
                       heartbeat);
         } else {
             ctx.store_relaxed_system(heartbeat_word(c, peer, c.rank), heartbeat);
@@ -107,7 +105,7 @@ CROSSDOCK_DEVICE_RARE void leave_peer(const Ctx& ctx, const HtCommon& c, const O
     for (int other = 0; other < static_cast<int>(c.arena.num_ranks); ++other) {
         if (other == c.rank) continue;
         if (is_remote(c.reach, other)) {
-            put_value(ctx, c.reach, other, c.offsets.alarms, report);
+            put_value(ctx, c.reach, other, c.offsets.alarms.offset, report);
         } else {
             ctx.store_release_system(report_word(c, other), report);
         }

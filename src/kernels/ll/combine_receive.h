@@ -400,7 +400,7 @@ class CombineReceive {
     const Ctx& ctx_;
     decltype(Op::args) args_;
     decltype(Op::c) c_;
-    SummandList summands_;
+    SummandLists summands_;
     Choice first_choice_;
     TaggedWord early_entry_{};
 };

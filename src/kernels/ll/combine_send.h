@@ -14,21 +14,12 @@ static_assert(kCellNothing < 1 << kLl128ContentBits, "a line's tag holds it");
 
 namespace {
 
-// A warp's list of rows to sum, and their ranks; in shared memory.
-struct SummandList {
-    int64_t* index;
-    float* weight;
-    uint32_t* ranks;
-};
-
-CROSSDOCK_DEVICE SummandList summands_of_warp(const Ctx& ctx, const auto& args) {
+CROSSDOCK_DEVICE SummandLists summands_of_warp(const Ctx& ctx, const auto& args) {
     const uint32_t topk = args.common.topk;
-    const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
-    const uint64_t summands = uint64_t{topk} * args.common.warp_layout.warps_per_block;
-    int64_t* index = reinterpret_cast<int64_t*>(ctx.shared_memory() + args.shared.summands);
-    float* weight = reinterpret_cast<float*>(index + summands);
-    uint32_t* ranks = reinterpret_cast<uint32_t*>(weight + summands);
-    return {index + warp * topk, weight + warp * topk, ranks + warp * topk};
+    const uint32_t first = static_cast<uint32_t>(ctx.warp_idx()) * topk;
+    const uint32_t summands = topk * args.common.warp_layout.warps_per_block;
+    const auto all = view_of<SummandLists>(args.shared.summands.in(ctx.shared_memory()), summands);
+    return {all.index + first, all.weight + first, all.ranks + first};
 }
 
 // Whether one row per choice returns; otherwise one per rank.
@@ -108,13 +99,12 @@ class ReturnList {
   private:
     // i32 [ranks + 1] in shared memory: the sources' rows, and the largest of them.
     CROSSDOCK_DEVICE static int* counts_of(const Op& op, bool is_ll128) {
-        return reinterpret_cast<int*>(op.ctx.shared_memory() + op.args.shared.return_counts) +
+        return reinterpret_cast<int*>(op.args.shared.return_counts.in(op.ctx.shared_memory())) +
                (is_ll128 ? op.c.arena.num_ranks + 1 : 0);
     }
     // u32 [ranks] behind them. Elastic: the number of a source's first row.
     CROSSDOCK_DEVICE static uint32_t* first_rows_of(const Op& op) {
-        return reinterpret_cast<uint32_t*>(op.ctx.shared_memory() + op.args.shared.return_counts) +
-               2 * (op.c.arena.num_ranks + 1);
+        return op.args.shared.return_counts.in(op.ctx.shared_memory()) + 2 * (op.c.arena.num_ranks + 1);
     }
 
     decltype(Op::args) args_;
@@ -170,7 +160,7 @@ class CellTarget {
 };
 
 // One warp. Looks up what a row's sum on this rank needs. Without its weight, a row is not summed.
-CROSSDOCK_DEVICE void list_summands(const auto& op, const Return& row, const SummandList& summands) {
+CROSSDOCK_DEVICE void list_summands(const auto& op, const Return& row, const SummandLists& summands) {
     const RowRecord* record = row_record(op.c, row.source, row.i);
     const int32_t* rows = reinterpret_cast<const int32_t*>(record + 1);
     if (is_elastic(op.args)) {
@@ -193,7 +183,7 @@ CROSSDOCK_DEVICE void list_summands(const auto& op, const Return& row, const Sum
 }
 
 // The same without gaps. Returns their number.
-CROSSDOCK_DEVICE uint32_t list_present_summands(const auto& op, const Return& row, const SummandList& summands) {
+CROSSDOCK_DEVICE uint32_t list_present_summands(const auto& op, const Return& row, const SummandLists& summands) {
     list_summands(op, row, summands);
     const Ctx& ctx = op.ctx;
     int num = 0;
@@ -287,7 +277,7 @@ class Ll128Returns {
     CROSSDOCK_DEVICE void send_sums(const Ll128Run& run) const {
         const uint64_t tag = ll128_tag(op_.epoch, kCellRow);
         std::byte* lines = op_.row(row_.source, row_.cell);
-        const SummandList summands = summands_of_warp(ctx_, args_);
+        const SummandLists summands = summands_of_warp(ctx_, args_);
         const uint32_t num = list_present_summands(op_, row_, summands);
         CROSSDOCK_ROLLED
         for (uint32_t first = run.begin; first < run.end; first += kGroupsSummedAtOnce) {
@@ -471,7 +461,7 @@ class ComputedReturns {
             }
             return;
         }
-        const SummandList summands = summands_of_warp(ctx_, args_);
+        const SummandLists summands = summands_of_warp(ctx_, args_);
         list_summands(op_, row_, summands);
         const uint32_t chunk = chunk_at(row_first);
         CROSSDOCK_ROLLED
@@ -616,7 +606,7 @@ class CombineSend {
     CROSSDOCK_DEVICE void put_weights() const {
         if constexpr (!kHasGinPeers) return;
         if (ctx_.block_idx() != 0) return;
-        int* has_tokens = reinterpret_cast<int*>(ctx_.shared_memory() + args_.shared.gin_ranks);
+        int* has_tokens = args_.shared.gin_ranks.in(ctx_.shared_memory());
         for_threads(ctx_, c_.arena.num_ranks, [&](uint32_t rank) { has_tokens[rank] = 0; });
         ctx_.block_sync();
         for_threads(ctx_, c_.num_tokens * c_.topk, [&](uint32_t i) {
@@ -625,14 +615,14 @@ class CombineSend {
         });
         CROSSDOCK_ROLLED
         for (uint32_t token = op_.warp(); token < c_.num_tokens; token += op_.warps()) {
-            std::byte* words = in_outbox(c_, c_.outbox.weights + uint64_t{token} * c_.offsets.weight_stride);
+            std::byte* words = in_outbox(c_, c_.outbox.weights.offset + uint64_t{token} * c_.offsets.weight_stride);
             write_weights(token, reinterpret_cast<TaggedWord*>(words));
         }
         ctx_.fence_system();
         ctx_.block_sync();
         for_threads(ctx_, c_.arena.num_ranks, [&](uint32_t rank) {
             if (has_tokens[rank] == 0 || !op_.is_gin_peer(rank) || !op_.wait_credit(rank)) return;
-            put_and_raise(ctx_, c_.reach, rank, op_.weights_offset(c_.rank, 0), c_.outbox.weights,
+            put_and_raise(ctx_, c_.reach, rank, op_.weights_offset(c_.rank, 0), c_.outbox.weights.offset,
                           uint64_t{c_.num_tokens} * c_.offsets.weight_stride,
                           raise_to_epoch(op_, Signal::kWeights, rank));
         });

@@ -30,14 +30,6 @@ struct CountsOfLane {
     uint64_t choices[kExpertsAtOnce] = {};
 };
 
-// The places of a warp's current row, in shared memory.
-struct Placement {
-    uint32_t* rows;     // [num] indices among all out rows
-    uint32_t* columns;  // [num] indices among the expert's rows (rank-major: among all), if scales are transposed
-    uint32_t* num;
-    uint32_t* direct;
-};
-
 // The i-th row of a source.
 struct ArrivingRow {
     uint32_t source = 0;
@@ -136,22 +128,21 @@ class DispatchReceive {
     CROSSDOCK_DEVICE Announced announced_here() const {
         const uint32_t stride = c_.arena.num_ranks + 1;
         const uint32_t experts = c_.offsets.experts_per_rank;
-        uint32_t* received = reinterpret_cast<uint32_t*>(ctx_.shared_memory() + args_.shared.received);
-        uint32_t* zones = reinterpret_cast<uint32_t*>(ctx_.shared_memory() + args_.shared.zones);
+        uint32_t* received = args_.shared.received.in(ctx_.shared_memory());
+        uint32_t* zones = args_.shared.zones.in(ctx_.shared_memory());
         return {received,
                 received + stride,
                 received + 2 * stride,
                 received + 3 * stride,
-                reinterpret_cast<uint32_t*>(ctx_.shared_memory() + args_.shared.first_rows),
+                args_.shared.first_rows.in(ctx_.shared_memory()),
                 received + 4 * stride,
                 zones,
                 zones + experts,
                 zones + 2 * experts};
     }
     CROSSDOCK_DEVICE Placement placement_of_warp() const {
-        uint32_t* words = reinterpret_cast<uint32_t*>(ctx_.shared_memory() + args_.shared.placements) +
-                          (2 * c_.topk + 2) * op_.warp();
-        return {words, words + c_.topk, words + 2 * c_.topk, words + 2 * c_.topk + 1};
+        std::byte* placements = args_.shared.placements.in(ctx_.shared_memory());
+        return view_of<Placement>(placements + view_bytes<Placement>(c_.topk) * op_.warp(), c_.topk);
     }
     // Elastic: the block that tells the caller how many rows experts have. Rank-major, where no other block reads these
     // counts, it is the one with the least other work.

@@ -215,7 +215,8 @@ class DispatchSend {
     }
 
     CROSSDOCK_DEVICE TokenPlan plan_of(uint32_t stage) const {
-        return TokenPlan::of(ctx_.shared_memory() + shared_.plans + TokenPlan::bytes(c_.topk) * stage, c_.topk);
+        std::byte* plans = shared_.plans.in(ctx_.shared_memory());
+        return view_of<TokenPlan>(plans + view_bytes<TokenPlan>(c_.topk) * stage, c_.topk);
     }
 
     // Each block sends a contiguous run of tokens; the last block announces the counts, and sends only if it is the
@@ -247,8 +248,7 @@ class DispatchSend {
     // Counting.
 
     CROSSDOCK_DEVICE RoutingCounts counts() const {
-        return {reinterpret_cast<int*>(ctx_.shared_memory() + shared_.expert_counts),
-                reinterpret_cast<int*>(ctx_.shared_memory() + shared_.rank_counts)};
+        return {shared_.expert_counts.in(ctx_.shared_memory()), shared_.rank_counts.in(ctx_.shared_memory())};
     }
     // Followed by a block barrier.
     CROSSDOCK_DEVICE void clear_counts() const {

@@ -112,52 +112,21 @@ struct LlGeometry {
         return num_slots() > num_cells() ? num_slots() : num_cells();
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t weight_words() const { return (uint64_t{topk} + 1) / 2; }  // a token's
-
-    // Byte offsets inside a buffer; each is the end of the part before it.
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t entries_offset() const { return 0; }  // TaggedWord [ranks]: Entry
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t counts_offset() const {               // u64 [ranks][1 + local experts]
-        return align_up(entries_offset() + 16 * uint64_t{num_ranks}, 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t row_flags_offset() const {  // u64 [max(slots, cells)]
-        return align_up(counts_offset() + 8 * num_ranks * count_words_per_source(), 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t headers_offset() const {  // TaggedWord [slots][1 + topk]
-        return align_up(row_flags_offset() + 8 * num_rows(), 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t weights_offset() const {  // TaggedWord [ranks][tokens][weight words]
-        return align_up(headers_offset() + 16 * num_slots() * header_words(), 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t rows_offset() const {
-        return align_up(weights_offset() + 16 * num_slots() * weight_words(), 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t buffer_bytes() const { return rows_offset() + num_rows() * row_stride(); }
-
-    // Byte offsets inside the arena.
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t entered_offset() const { return 0; }  // u64 [ranks]
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t barrier_offset() const {              // u64 [2][ranks]
-        return align_up(entered_offset() + uint64_t{8} * num_ranks, 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t buffer_offset(int buffer) const {
-        return align_up(barrier_offset() + uint64_t{16} * num_ranks, 128) +
-               static_cast<uint64_t>(buffer) * buffer_bytes();
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t arena_bytes() const {
-        return buffer_offset(static_cast<int>(num_buffers));
-    }
 };
 
-// The same, computed once by the host: kernels of a few microseconds have no time for products and roundings.
+// Where everything is in every rank's arena, computed once by the host: kernels of a few microseconds have no time for
+// products and roundings.
 struct LlOffsets {
-    uint64_t entered;
+    Region<uint64_t> entered;  // [ranks]
     uint64_t buffers;
     uint64_t buffer_bytes;
     // In a buffer.
-    uint64_t entries;
-    uint64_t counts;
-    uint64_t row_flags;
-    uint64_t headers;
-    uint64_t weights;
-    uint64_t rows;
+    Region<TaggedWord> entries;  // [ranks] Entry
+    Region<uint64_t> counts;     // [ranks][1 + local experts]
+    Region<uint64_t> row_flags;  // [max(slots, cells)]
+    Region<TaggedWord> headers;  // [slots][1 + topk]
+    Region<TaggedWord> weights;  // [ranks][tokens][weight words]
+    Region<std::byte> rows;      // [max(slots, cells)][row_stride]
     // Bytes from one to the next.
     uint32_t count_stride;  // of a source's
     uint32_t header_stride;
@@ -169,24 +138,41 @@ struct LlOffsets {
     uint32_t experts_per_rank;
     uint32_t absent_buffers;  // bits
 
-    static constexpr LlOffsets of(const LlGeometry& arena) {
-        return {arena.entered_offset(),
-                arena.buffer_offset(0),
-                arena.buffer_bytes(),
-                arena.entries_offset(),
-                arena.counts_offset(),
-                arena.row_flags_offset(),
-                arena.headers_offset(),
-                arena.weights_offset(),
-                arena.rows_offset(),
-                static_cast<uint32_t>(8 * arena.count_words_per_source()),
-                static_cast<uint32_t>(16 * arena.header_words()),
-                static_cast<uint32_t>(16 * arena.weight_words()),
-                static_cast<uint32_t>(arena.row_stride()),
-                static_cast<uint32_t>(arena.num_slots()),
-                static_cast<uint32_t>(arena.num_cells()),
-                arena.experts_per_rank(),
-                ((1u << kNumBuffers) - 1) & ~((1u << arena.num_buffers) - 1)};
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t buffer(uint32_t number) const { return buffers + number * buffer_bytes; }
+};
+
+struct LlArenaLayout {
+    LlOffsets offsets;
+    Region<uint64_t> barrier;  // [2][ranks]
+    uint64_t bytes;
+
+    static constexpr LlArenaLayout of(const LlGeometry& geometry) {
+        LlArenaLayout layout{};
+        LlOffsets& parts = layout.offsets;
+        parts.count_stride = static_cast<uint32_t>(sizeof(uint64_t) * geometry.count_words_per_source());
+        parts.header_stride = static_cast<uint32_t>(sizeof(TaggedWord) * geometry.header_words());
+        parts.weight_stride = static_cast<uint32_t>(sizeof(TaggedWord) * geometry.weight_words());
+        parts.row_stride = static_cast<uint32_t>(geometry.row_stride());
+        parts.num_slots = static_cast<uint32_t>(geometry.num_slots());
+        parts.num_cells = static_cast<uint32_t>(geometry.num_cells());
+        parts.experts_per_rank = geometry.experts_per_rank();
+        parts.absent_buffers = ((1u << kNumBuffers) - 1) & ~((1u << geometry.num_buffers) - 1);
+
+        Cursor buffer(128);
+        buffer.take(parts.entries, geometry.num_ranks);
+        buffer.take(parts.counts, geometry.num_ranks, parts.count_stride);
+        buffer.take(parts.row_flags, geometry.num_rows());
+        buffer.take(parts.headers, geometry.num_slots(), parts.header_stride);
+        buffer.take(parts.weights, geometry.num_slots(), parts.weight_stride);
+        buffer.take(parts.rows, geometry.num_rows(), geometry.row_stride());
+        parts.buffer_bytes = buffer.end();
+
+        Cursor arena(128);
+        arena.take(parts.entered, geometry.num_ranks);
+        arena.take(layout.barrier, uint64_t{2} * geometry.num_ranks);
+        parts.buffers = align_up(arena.end(), 128);
+        layout.bytes = parts.buffer(geometry.num_buffers);
+        return layout;
     }
 };
 
@@ -257,43 +243,35 @@ enum OwnRow : int32_t { kNoRoom = -1, kOtherRank = -2 };
 inline constexpr uint64_t kReceivedOffset = 64;
 static_assert(sizeof(RowRecord) == 8, "a record's rows follow it (record_bytes)");
 
-// A handle's own memory: what a combine needs from the dispatch before it.
-struct LlHandleGeometry {
-    uint32_t num_ranks;
-    uint32_t experts_per_rank;
-    uint32_t max_tokens;
-    uint32_t topk;
-
-    // LlPending comes first.
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t received_offset() const { return kReceivedOffset; }  // LlReceived [ranks]
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t records_offset() const {  // RowRecord [ranks][tokens]
-        return align_up(received_offset() + sizeof(LlReceived) * num_ranks, 16);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t record_bytes() const { return align_up(8 + uint64_t{4} * topk, 16); }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t choices_offset() const {  // LlChoice [ranks][tokens * topk]
-        return records_offset() + record_bytes() * num_ranks * max_tokens;
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t own_rows_offset() const {  // i32 [tokens][topk], or [tokens]: OwnRow
-        return choices_offset() + sizeof(LlChoice) * num_ranks * max_tokens * topk;
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t dispatched_ids_offset() const {  // i32 [tokens][topk], -1: dropped
-        return own_rows_offset() + sizeof(int32_t) * max_tokens * topk;
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t bytes() const {
-        return dispatched_ids_offset() + sizeof(int32_t) * max_tokens * topk;
-    }
-};
-
+// A handle's own memory: what a combine needs from the dispatch before it. LlPending comes first, then LlReceived
+// [ranks] at kReceivedOffset.
 struct LlHandleOffsets {
-    uint64_t records;
-    uint64_t choices;
-    uint64_t own_rows;  // followed by the ids that were dispatched, of as many choices
+    Region<RowRecord> records;  // [ranks][tokens], record_stride bytes each
+    Region<LlChoice> choices;   // [ranks][choices_of_source]
+    Region<int32_t> own_rows;   // [tokens][topk], or [tokens]: OwnRow; the ids that were dispatched follow
     uint32_t record_stride;
     uint32_t choices_of_source;
+};
 
-    static constexpr LlHandleOffsets of(const LlHandleGeometry& handle) {
-        return {handle.records_offset(), handle.choices_offset(), handle.own_rows_offset(),
-                static_cast<uint32_t>(handle.record_bytes()), handle.max_tokens * handle.topk};
+struct LlHandleLayout {
+    LlHandleOffsets offsets;
+    Region<int32_t> dispatched_ids;  // [tokens][topk], -1: dropped
+    uint64_t bytes;
+
+    static constexpr LlHandleLayout of(uint32_t num_ranks, uint32_t max_tokens, uint32_t topk) {
+        LlHandleLayout layout{};
+        LlHandleOffsets& parts = layout.offsets;
+        parts.record_stride = static_cast<uint32_t>(align_up(sizeof(RowRecord) + sizeof(int32_t) * topk, 16));
+        parts.choices_of_source = max_tokens * topk;
+        const uint64_t rows = uint64_t{num_ranks} * max_tokens;
+        Cursor memory(16, kReceivedOffset + sizeof(LlReceived) * num_ranks);
+        memory.take(parts.records, rows, parts.record_stride);
+        memory.take(parts.choices, rows * topk);
+        memory.align(alignof(int32_t));
+        memory.take(parts.own_rows, parts.choices_of_source);
+        memory.take(layout.dispatched_ids, parts.choices_of_source);
+        layout.bytes = memory.end();
+        return layout;
     }
 };
 
@@ -344,33 +322,57 @@ struct TokenPlan {
     uint32_t* num_targets;
     uint32_t* own_target;  // this rank, if its row stays; else kDropped
 
-    CROSSDOCK_HOST_DEVICE static constexpr uint32_t bytes(uint32_t topk) {
-        return static_cast<uint32_t>(align_up(32 * uint64_t{topk} + 8, 16));
-    }
-    CROSSDOCK_HOST_DEVICE static TokenPlan of(std::byte* memory, uint32_t topk) {
-        uint32_t* words = reinterpret_cast<uint32_t*>(memory + uint64_t{8} * topk);
-        return {reinterpret_cast<std::byte**>(memory),
-                words,
-                words + topk,
-                words + 2 * topk,
-                words + 3 * topk,
-                words + 4 * topk,
-                words + 5 * topk,
-                words + 6 * topk,
-                words + 6 * topk + 1};
+    CROSSDOCK_HOST_DEVICE constexpr void lay_out(auto& memory, uint32_t topk) {
+        memory.take(rows, topk);
+        memory.take(expert_ids, topk);
+        memory.take(ranks, topk);
+        memory.take(numbers, topk);
+        memory.take(weights, topk);
+        memory.take(row_idx, topk);
+        memory.take(choices, topk);
+        memory.take(num_targets, 1);
+        memory.take(own_target, 1);
     }
 };
 
-// A block's shared memory: one description for the launch and the kernel. Offsets in bytes.
+// The places of a warp's current row, in shared memory.
+struct Placement {
+    uint32_t* rows;     // [topk] indices among all out rows
+    uint32_t* columns;  // [topk] indices among the expert's rows (rank-major: among all), if scales are transposed
+    uint32_t* num;
+    uint32_t* direct;
+
+    CROSSDOCK_HOST_DEVICE constexpr void lay_out(auto& memory, uint32_t topk) {
+        memory.take(rows, topk);
+        memory.take(columns, topk);
+        memory.take(num, 1);
+        memory.take(direct, 1);
+    }
+};
+
+// The rows that warps sum, and their ranks, in shared memory: each warp has topk of each.
+struct SummandLists {
+    int64_t* index;
+    float* weight;
+    uint32_t* ranks;
+
+    CROSSDOCK_HOST_DEVICE constexpr void lay_out(auto& memory, uint32_t summands) {
+        memory.take(index, summands);
+        memory.take(weight, summands);
+        memory.take(ranks, summands);
+    }
+};
+
+// A block's shared memory: one description for the launch and the kernel.
 struct LlDispatchShared {
-    uint32_t expert_counts;  // send: i32 [experts] choices counted so far
-    uint32_t rank_counts;    // send: i32 [ranks] rows counted so far
-    uint32_t first_rows;     // receive: u32 [ranks][local experts]
-    uint32_t zones;          // receive: u32 [3][local experts] of elastic dispatches
-    uint32_t received;       // receive: u32 [5][ranks + 1]
-    uint32_t plans;          // send: [stages] plans
-    uint32_t placements;     // receive: u32 [warps][2 topk + 2]
-    uint32_t stages;         // [stages + receive stages][stage_bytes]
+    SharedRegion<int> expert_counts;     // send: [experts] choices counted so far
+    SharedRegion<int> rank_counts;       // send: [ranks] rows counted so far
+    SharedRegion<uint32_t> first_rows;   // receive: [ranks][local experts]
+    SharedRegion<uint32_t> zones;        // receive: [3][local experts] of elastic dispatches
+    SharedRegion<uint32_t> received;     // receive: [5][ranks + 1]
+    SharedRegion<std::byte> plans;       // send: [stages] TokenPlan
+    SharedRegion<std::byte> placements;  // receive: [warps] Placement
+    SharedRegion<std::byte> stages;      // [stages + receive stages][stage_bytes]
     uint32_t stage_bytes;
     uint32_t tail;  // in a stage's data, after a full chunk: scales
     uint32_t bytes;
@@ -378,53 +380,43 @@ struct LlDispatchShared {
     static constexpr LlDispatchShared of(const LlGeometry& arena, const LlWarpLayout& warp_layout, uint32_t topk,
                                          uint32_t scale_bytes) {
         LlDispatchShared shared{};
-        uint64_t at = LlBlockHead::bytes(arena.num_ranks);
-        shared.expert_counts = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{4} * arena.num_experts, 16);
-        shared.rank_counts = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{4} * arena.num_ranks, 16);
-        shared.first_rows = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{4} * arena.num_experts, 16);
-        shared.zones = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{12} * arena.experts_per_rank(), 16);
-        shared.received = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{20} * (arena.num_ranks + 1), 16);
-        shared.plans = static_cast<uint32_t>(at);
-        at = align_up(at + TokenPlan::bytes(topk) * warp_layout.num_stages, 16);
-        shared.placements = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{4} * (2 * topk + 2) * warp_layout.warps_per_block, 128);
-        shared.stages = static_cast<uint32_t>(at);
         shared.tail = warp_layout.chunk_bytes;
         shared.stage_bytes = static_cast<uint32_t>(
             align_up(uint64_t{kStageHeadBytes} + warp_layout.chunk_bytes + align_up(scale_bytes, 16), 128));
-        shared.bytes = static_cast<uint32_t>(at + uint64_t{shared.stage_bytes} *
-                                                      (warp_layout.num_stages + warp_layout.receive_stages));
+        Cursor memory(16, LlBlockHead::bytes(arena.num_ranks));
+        memory.take(shared.expert_counts, arena.num_experts);
+        memory.take(shared.rank_counts, arena.num_ranks);
+        memory.take(shared.first_rows, arena.num_experts);
+        memory.take(shared.zones, uint64_t{3} * arena.experts_per_rank());
+        memory.take(shared.received, uint64_t{5} * (arena.num_ranks + 1));
+        memory.take(shared.plans, warp_layout.num_stages, view_bytes<TokenPlan>(topk));
+        memory.take(shared.placements, warp_layout.warps_per_block, view_bytes<Placement>(topk));
+        memory.align(128);
+        memory.take(shared.stages, warp_layout.num_stages + warp_layout.receive_stages, shared.stage_bytes);
+        shared.bytes = static_cast<uint32_t>(memory.end());
         return shared;
     }
 };
 
-// Offsets in bytes.
 struct LlCombineShared {
-    uint32_t return_counts;  // i32 [2][ranks + 1], u32 [ranks]
-    uint32_t summands;       // i64 [warps][topk], f32 [warps][topk], u32 [warps][topk]
-    uint32_t gin_ranks;      // u32 [ranks] 1: has tokens of this rank; of groups of several LSA teams
-    uint32_t stages;
+    SharedRegion<uint32_t> return_counts;  // i32 [2][ranks + 1], u32 [ranks]
+    SharedRegion<std::byte> summands;      // SummandLists of all warps
+    SharedRegion<int> gin_ranks;           // [ranks] 1: has tokens of this rank; of groups of several LSA teams
+    SharedRegion<std::byte> stages;
     uint32_t stage_bytes;
     uint32_t bytes;
 
     static constexpr LlCombineShared of(const LlGeometry& arena, const LlWarpLayout& warp_layout, uint32_t topk,
                                         bool has_several_teams) {
         LlCombineShared shared{};
-        uint64_t at = LlBlockHead::bytes(arena.num_ranks);
-        shared.return_counts = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{12} * (arena.num_ranks + 1), 16);
-        shared.summands = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{16} * topk * warp_layout.warps_per_block, 128);
-        shared.gin_ranks = static_cast<uint32_t>(at);
-        if (has_several_teams) at = align_up(at + uint64_t{4} * arena.num_ranks, 128);
-        shared.stages = static_cast<uint32_t>(at);
         shared.stage_bytes = static_cast<uint32_t>(align_up(uint64_t{kStageHeadBytes} + warp_layout.chunk_bytes, 128));
-        shared.bytes = static_cast<uint32_t>(at + uint64_t{shared.stage_bytes} * warp_layout.num_stages);
+        Cursor memory(16, LlBlockHead::bytes(arena.num_ranks));
+        memory.take(shared.return_counts, uint64_t{3} * (arena.num_ranks + 1));
+        memory.take(shared.summands, 1, view_bytes<SummandLists>(topk * warp_layout.warps_per_block));
+        memory.align(128);
+        memory.take(shared.gin_ranks, has_several_teams ? arena.num_ranks : 0);
+        memory.take(shared.stages, warp_layout.num_stages, shared.stage_bytes);
+        shared.bytes = static_cast<uint32_t>(memory.end());
         return shared;
     }
 };

@@ -14,13 +14,13 @@ namespace {
 // Offsets in the outbox, in bytes from the beginning of this rank's arena.
 CROSSDOCK_DEVICE std::byte* in_outbox(const auto& c, uint64_t offset) { return c.reach.network.local + offset; }
 CROSSDOCK_DEVICE uint64_t outbox_counts(const auto& c, uint32_t peer) {
-    return c.outbox.counts + uint64_t{peer} * c.offsets.count_stride;
+    return c.outbox.counts.offset + uint64_t{peer} * c.offsets.count_stride;
 }
 CROSSDOCK_DEVICE uint64_t outbox_header(const auto& c, uint32_t peer, uint32_t i) {
-    return c.outbox.headers + uint64_t{slot_of(c, peer, i)} * c.offsets.header_stride;
+    return c.outbox.headers.offset + uint64_t{slot_of(c, peer, i)} * c.offsets.header_stride;
 }
 CROSSDOCK_DEVICE uint64_t outbox_row(const auto& c, uint32_t row) {
-    return c.outbox.rows + uint64_t{row} * c.offsets.row_stride;
+    return c.outbox.rows.offset + uint64_t{row} * c.offsets.row_stride;
 }
 
 // Before the outbox is written: waits until the network has read what earlier operations have put.

@@ -31,14 +31,14 @@ CROSSDOCK_DEVICE LlReceived* received_from(const auto& c, uint32_t source) {
     return reinterpret_cast<LlReceived*>(c.handle_memory + kReceivedOffset) + source;
 }
 CROSSDOCK_DEVICE RowRecord* row_record(const auto& c, uint32_t source, uint32_t i) {
-    return reinterpret_cast<RowRecord*>(c.handle_memory + c.handle.records +
+    return reinterpret_cast<RowRecord*>(c.handle_memory + c.handle.records.offset +
                                         uint64_t{slot_of(c, source, i)} * c.handle.record_stride);
 }
 CROSSDOCK_DEVICE LlChoice* choice_of(const auto& c, uint32_t source, uint32_t i) {
-    return reinterpret_cast<LlChoice*>(c.handle_memory + c.handle.choices) + source * c.handle.choices_of_source + i;
+    return c.handle.choices.in(c.handle_memory) + source * c.handle.choices_of_source + i;
 }
 CROSSDOCK_DEVICE int32_t* own_row(const auto& c, uint32_t token, uint32_t k) {
-    int32_t* rows = reinterpret_cast<int32_t*>(c.handle_memory + c.handle.own_rows);
+    int32_t* rows = c.handle.own_rows.in(c.handle_memory);
     return rows + (c.expert_major ? uint64_t{token} * c.topk + k : uint64_t{token});
 }
 // Expert-major: the expert id that was dispatched, for who asks after the caller's have changed.
@@ -103,7 +103,7 @@ CROSSDOCK_DEVICE LlBlockHead& block_head(const Ctx& ctx) {
 
 // Dispatch: stages for rows to send come first, then those for received rows.
 CROSSDOCK_DEVICE RowStage stage_of(const Ctx& ctx, const auto& shared, uint32_t stage) {
-    return RowStage(ctx.shared_memory() + shared.stages + uint64_t{shared.stage_bytes} * stage);
+    return RowStage(shared.stages.in(ctx.shared_memory()) + uint64_t{shared.stage_bytes} * stage);
 }
 
 // The first buffer that no pending operation holds, if possible not the previous operation's: so two buffers alternate,
@@ -116,7 +116,7 @@ CROSSDOCK_DEVICE int choose_buffer(const auto& c, const LlClock& clock) {
 }
 
 CROSSDOCK_DEVICE uint64_t buffer_base(const auto& c, int buffer) {
-    return c.offsets.buffers + static_cast<uint32_t>(buffer) * c.offsets.buffer_bytes;
+    return c.offsets.buffer(static_cast<uint32_t>(buffer));
 }
 
 // The blocks and warps that run the receive half: some blocks and the last `warps` warps of each; after a loss, all
@@ -234,18 +234,20 @@ class LlOperation : public Operation {
 
     // Offsets in every rank's arena, in this operation's buffer, in bytes.
     CROSSDOCK_DEVICE uint64_t counts_offset(uint32_t source) const {
-        return base + c.offsets.counts + source * c.offsets.count_stride;
+        return base + c.offsets.counts.offset + source * c.offsets.count_stride;
     }
-    CROSSDOCK_DEVICE uint64_t flag_offset(uint32_t row) const { return base + c.offsets.row_flags + uint64_t{8} * row; }
+    CROSSDOCK_DEVICE uint64_t flag_offset(uint32_t row) const {
+        return base + c.offsets.row_flags.offset + uint64_t{8} * row;
+    }
     CROSSDOCK_DEVICE uint64_t header_offset(uint32_t slot) const {
-        return base + c.offsets.headers + uint64_t{slot} * c.offsets.header_stride;
+        return base + c.offsets.headers.offset + uint64_t{slot} * c.offsets.header_stride;
     }
     CROSSDOCK_DEVICE uint64_t weights_offset(uint32_t source, uint32_t token) const {
-        return base + c.offsets.weights + uint64_t{slot_of(c, source, token)} * c.offsets.weight_stride;
+        return base + c.offsets.weights.offset + uint64_t{slot_of(c, source, token)} * c.offsets.weight_stride;
     }
     // A slot or cell, in either form.
     CROSSDOCK_DEVICE uint64_t row_offset(uint32_t row) const {
-        return base + c.offsets.rows + uint64_t{row} * c.offsets.row_stride;
+        return base + c.offsets.rows.offset + uint64_t{row} * c.offsets.row_stride;
     }
 
     // The same as addresses in the arenas of this rank and LSA peers.
@@ -502,7 +504,7 @@ class LlOperation : public Operation {
     }
 
     CROSSDOCK_DEVICE uint64_t* entered_word(uint32_t owner, uint32_t writer) const {
-        return reinterpret_cast<uint64_t*>(at(owner, c.offsets.entered)) + writer;
+        return c.peers.at(owner, c.offsets.entered) + writer;
     }
     // Where this rank sees what the peer has entered.
     CROSSDOCK_DEVICE const uint64_t* entered_by(uint32_t peer) const {
@@ -514,7 +516,7 @@ class LlOperation : public Operation {
     CROSSDOCK_DEVICE void announce_entry(const LlClock& clock, uint32_t direct) const {
         const int chosen = choose_buffer(c, clock);
         if (chosen < 0) return;
-        const uint64_t entry = buffer_base(c, chosen) + c.offsets.entries + sizeof(TaggedWord) * c.rank;
+        const uint64_t entry = buffer_base(c, chosen) + c.offsets.entries.offset + sizeof(TaggedWord) * c.rank;
         const uint64_t tag = Entry::tag(clock.epoch, c.scope.terms, direct);
         const auto store = [&](uint32_t peer) {
             ctx.store_tagged(reinterpret_cast<TaggedWord*>(at(peer, entry)), c.scope.terms, tag);
