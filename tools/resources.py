@@ -22,6 +22,13 @@ COLUMNS = ("kernel", "GPU", "registers", "static shared", "stack", "spill stores
 COUNTED, COUNTED_GPU = "src/kernels/ll/kernels.cu", "sm_90"
 GIN = "-DCROSSDOCK_GIN_PEERS"  # not in the variant for GIN peers
 # Of a kernel's name; variants for LSA peers only are not marked.
+# Of an LL kernel's config (kernels/ll/variants.h): a word for each value of its first members.
+HALVES, ORDERS = {"1": "send", "2": "receive", "3": "both"}, {"0": "by rank", "1": "by expert"}
+CONFIGS = {
+    "Dispatch": (HALVES, ORDERS, {"1": "LL128", "2": "plain"}, {"1": "FP8"}, {"true": "transposed"},
+                 {"true": "elastic"}),
+    "Combine": (HALVES, ORDERS, {"1": "sums"}, {"true": "masks"}, {"true": "own stay"}, {"true": "elastic"}),
+}
 WORDS = {"crossdock::": "", "gpu::": "", "gpu_gin::": "", "<(Peers)0>": "", ", (Peers)0": "", "(Peers)1": "GIN",
          ">>": "> >"}
 
@@ -36,7 +43,13 @@ def number(pattern, text):
     return int(found[1]) if found else 0
 
 
+def words_of(config):
+    values = re.findall(r"(\d+|true|false)u?(?:,|$)", config[2])
+    return " ".join(words[value] for words, value in zip(CONFIGS[config[1]], values) if value in words)
+
+
 def kernel_of(signature):
+    signature = re.sub(r"Ll(Dispatch|Combine)Known<\(?(?:\w+::)*Ll\w+Config\)?\{([^}]*)\}>", words_of, signature)
     name = re.search(r"\w+(<.*>)?(?=\([^()]*\)$)", signature)[0]
     for word, short in WORDS.items():
         name = name.replace(word, short)
