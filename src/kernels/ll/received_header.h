@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dispatch, receive half: a row's header, which says what the row is and, with the sources' counts, where it goes.
+#pragma once
+
+#include "kernels/ll/received_counts.h"
+
+namespace crossdock {
+namespace {
+
+// The i-th row of a source.
+struct ArrivingRow {
+    uint32_t source = 0;
+    uint32_t i = 0;
+};
+
+// A lane's part of a row's header: the origin and one choice.
+struct Header {
+    TaggedWord origin{};
+    TaggedWord choice{};
+};
+
+template <typename Op>
+class HeaderReader {
+  public:
+    CROSSDOCK_DEVICE explicit HeaderReader(const Op& op) : op_(op), ctx_(op.ctx), args_(op.args), c_(op.c) {}
+
+    // With choice base + lane.
+    CROSSDOCK_DEVICE Header load(uint32_t slot, uint32_t base) const {
+        const TaggedWord* words = op_.header(c_.rank, slot);
+        const uint32_t k = base + op_.lane();
+        return {ctx_.load_tagged(words), ctx_.load_tagged(words + 1 + (k < c_.topk ? k : 0))};
+    }
+    CROSSDOCK_DEVICE bool has_come(const Header& header) const {
+        return ctx_.warp_all(op_.is_of(header.origin) && op_.is_of(header.choice));
+    }
+    CROSSDOCK_DEVICE uint64_t epoch_in(const Header& header) const {
+        return word_epoch(op_.is_of(header.origin) ? header.choice.tag : header.origin.tag);
+    }
+    // look_also: polls further words together with the header, so that their latencies overlap.
+    template <typename LookAlso>
+    CROSSDOCK_DEVICE bool wait(const ArrivingRow& row, uint32_t base, Header& header, LookAlso look_also) const {
+        return wait_as_warp(
+            ctx_, c_.scope, op_, WaitStep::kRow,
+            [&] {
+                header = load(slot_of(c_, row.source, row.i), base);
+                look_also();
+                return has_come(header) ? -1 : static_cast<int>(row.source);
+            },
+            [&] { return epoch_in(header); });
+    }
+
+    // One warp. Finds the places of a row. If `writes`, also fills in what the caller and a later combine need. header:
+    // with the first choices; read_more(base, header) reads others. Returns false if they do not arrive or are invalid.
+    template <typename ReadMore>
+    CROSSDOCK_DEVICE bool read(const Announced& announced, const ArrivingRow& row, Header header, bool writes,
+                               const Placement& placement, ReadMore read_more) const {
+        if (is_elastic(args_)) return read_elastic_header(announced, row, header, writes, placement, read_more);
+        const uint32_t slot = slot_of(c_, row.source, row.i);
+        RowRecord* record = row_record(c_, row.source, row.i);
+        uint32_t num = 0;      // output rows so far
+        uint32_t choices = 0;  // for experts here so far
+        CROSSDOCK_ROLLED
+        for (uint32_t base = 0; has_choices_from(c_, base); base += kLanes) {
+            const uint32_t k = base + op_.lane();
+            const bool is_choice = k < c_.topk;
+            if (base > 0 && !read_more(base, header)) return false;
+            const RowOrigin origin = RowOrigin::of(header.origin.payload);
+            const uint32_t id = static_cast<uint32_t>(header.choice.payload);
+            const uint32_t extra = static_cast<uint32_t>(header.choice.payload >> 32);
+            const uint32_t expert = id - c_.rank * c_.offsets.experts_per_rank;  // among those here
+            const bool is_here = is_choice && expert < c_.offsets.experts_per_rank;
+            const uint32_t number =
+                origin.first_choice + choices + static_cast<uint32_t>(ctx_.warp_count_before(is_here));
+            if (!ctx_.warp_all(expect_origin(row.source, origin, c_.expert_major && is_here ? number : 0)))
+                return false;
+            if (base == 0 && is_leader(ctx_)) {
+                *placement.direct = origin.direct == args_.direct ? args_.direct : 0;
+                if (writes) *record = {origin.token_idx, cell_of(c_, origin.token_idx, origin.target_idx)};
+                if (writes && !c_.expert_major && row.source == c_.rank)
+                    *own_row(c_, origin.token_idx, 0) = static_cast<int32_t>(slot);
+            }
+            int32_t row_idx = -1;
+            if (c_.expert_major) {
+                if (is_here) row_idx = row_of_choice(announced, row.source, expert, extra);
+                if (is_here && writes) *choice_of(c_, row.source, number) = {row_idx, cell_of(c_, origin.token_idx, k)};
+                if (is_here && writes && row.source == c_.rank) *own_row(c_, origin.token_idx, k) = row_idx;
+                if (is_choice && writes) reinterpret_cast<int32_t*>(record + 1)[k] = row_idx;
+                choices += static_cast<uint32_t>(ctx_.warp_count(is_here));
+            } else if (is_choice && writes) {
+                args_.out_topk_idx[uint64_t{slot} * c_.topk + k] = static_cast<int32_t>(!is_here           ? kDropped
+                                                                                        : args_.global_ids ? id
+                                                                                                           : expert);
+                args_.out_weights[uint64_t{slot} * c_.topk + k] = float_of(extra);
+            }
+            const uint32_t at = num + static_cast<uint32_t>(ctx_.warp_count_before(row_idx >= 0));
+            if (row_idx >= 0) placement.rows[at] = static_cast<uint32_t>(row_idx);
+            if (row_idx >= 0 && args_.transposed_scales)
+                placement.columns[at] = static_cast<uint32_t>(row_idx) - expert * c_.offsets.num_slots;
+            num += static_cast<uint32_t>(ctx_.warp_count(row_idx >= 0));
+        }
+        if (!c_.expert_major) {
+            place_by_rank(announced, row, placement);
+        } else if (is_leader(ctx_)) {
+            *placement.num = num;
+        }
+        ctx_.warp_sync();
+        return true;
+    }
+    // Rank-major. Followed by a warp barrier.
+    CROSSDOCK_DEVICE void place_by_rank(const Announced& announced, const ArrivingRow& row,
+                                        const Placement& placement) const {
+        if (!is_leader(ctx_)) return;
+        const uint32_t at = is_elastic(args_) ? number_of(announced, row) : slot_of(c_, row.source, row.i);
+        *placement.num = is_elastic(args_) && at >= args_.elastic.rows ? 0 : 1;
+        placement.rows[0] = at;
+        if (args_.transposed_scales) placement.columns[0] = at;
+    }
+
+  private:
+    // The output row of a received row's choice of an expert here; -1 past the expert's capacity (only repeated ids can
+    // exceed it).
+    CROSSDOCK_DEVICE int32_t row_of_choice(const Announced& announced, uint32_t source, uint32_t expert,
+                                           uint32_t number) const {
+        const uint64_t row_of_expert =
+            uint64_t{announced.first_rows[source * c_.offsets.experts_per_rank + expert]} + number;
+        return row_of_expert < c_.offsets.num_slots
+                   ? static_cast<int32_t>(expert * c_.offsets.num_slots + row_of_expert)
+                   : -1;
+    }
+
+    // Checks a row's origin and the number of a choice.
+    CROSSDOCK_DEVICE bool expect_origin(uint32_t source, const RowOrigin& origin, uint32_t choice) const {
+        return (origin.token_idx < c_.arena.max_tokens && origin.target_idx < c_.arena.cells_per_token &&
+                choice < c_.handle.choices_of_source) ||
+               refuse_origin(ctx_, args_, op_, source, origin, choice);
+    }
+    // Records which of them is out of range. Always returns false.
+    CROSSDOCK_DEVICE_RARE static bool refuse_origin(const Ctx& ctx, decltype(Op::args) args, Operation operation,
+                                                    uint32_t source, RowOrigin origin, uint32_t choice) {
+        const auto& c = args.common;
+        const auto expect = [&](PeerNumber number, uint64_t most, uint64_t seen) {
+            if (seen > most) refuse_number(ctx, c, operation, number, source, most, seen);
+            return seen <= most;
+        };
+        return expect(PeerNumber::kToken, c.arena.max_tokens - 1, origin.token_idx) &&
+               expect(PeerNumber::kTarget, c.arena.cells_per_token - 1, origin.target_idx) &&
+               expect(PeerNumber::kChoices, c.handle.choices_of_source, uint64_t{choice} + 1);
+    }
+    // Elastic: the row's number among all received tokens.
+    CROSSDOCK_DEVICE uint32_t number_of(const Announced& announced, const ArrivingRow& row) const {
+        return announced.rows_before[row.source] + row.i;
+    }
+    // Elastic: the output row of a choice of an expert here; -1 beyond the outputs.
+    CROSSDOCK_DEVICE int32_t elastic_row_of(const Announced& announced, uint32_t source, uint32_t expert,
+                                            uint32_t number) const {
+        const uint64_t row = uint64_t{announced.zones[expert]} +
+                             announced.first_rows[source * c_.offsets.experts_per_rank + expert] + number;
+        return row < args_.elastic.rows ? static_cast<int32_t>(row) : -1;
+    }
+    template <typename ReadMore>
+    CROSSDOCK_DEVICE bool read_elastic_header(const Announced& announced, const ArrivingRow& row, Header header,
+                                              bool writes, const Placement& placement, ReadMore read_more) const {
+        const ElasticDispatchArgs& call = args_.elastic;
+        RowRecord* record = row_record(c_, row.source, row.i);
+        const uint32_t number = number_of(announced, row);
+        const bool has_outputs = writes && !c_.expert_major && number < call.rows;
+        int32_t* source = writes && call.sources != nullptr && number < call.source_rows
+                              ? call.sources + uint64_t{number} * (c_.topk + 2)
+                              : nullptr;
+        uint32_t num = 0;  // output rows so far
+        CROSSDOCK_ROLLED
+        for (uint32_t base = 0; has_choices_from(c_, base); base += kLanes) {
+            const uint32_t k = base + op_.lane();
+            const bool is_choice = k < c_.topk;
+            if (base > 0 && !read_more(base, header)) return false;
+            const RowOrigin origin = RowOrigin::of(header.origin.payload);
+            const ElasticChoice choice = ElasticChoice::of(header.choice.payload);
+            const uint32_t expert = choice.expert - c_.rank * c_.offsets.experts_per_rank;  // among those here
+            const bool is_here = is_choice && expert < c_.offsets.experts_per_rank;
+            if (!ctx_.warp_all(expect_origin(row.source, origin, 0))) return false;
+            if (base == 0 && is_leader(ctx_)) {
+                *placement.direct = 0;
+                if (writes) *record = {origin.token_idx, cell_of(c_, origin.token_idx, origin.target_idx)};
+                if (writes && !c_.expert_major && row.source == c_.rank)
+                    *own_row(c_, origin.token_idx, 0) = static_cast<int32_t>(number);
+                if (source != nullptr) {
+                    source[0] = static_cast<int32_t>(row.source * call.origin_stride + origin.token_idx);
+                    source[1] = static_cast<int32_t>(number);
+                }
+            }
+            int32_t row_idx = -1;
+            if (is_here) row_idx = c_.expert_major ? elastic_row_of(announced, row.source, expert, choice.number) : 0;
+            const bool has_row = row_idx >= 0 && !choice.repeats;
+            if (is_choice && writes)
+                reinterpret_cast<int32_t*>(record + 1)[k] = row_idx >= 0 && !has_row ? -2 - row_idx : row_idx;
+            if (is_choice && source != nullptr) source[2 + k] = c_.expert_major ? row_idx : -1;
+            if (is_choice && has_outputs) {
+                const uint64_t at = uint64_t{number} * c_.topk + k;
+                if (call.out_topk_idx != nullptr) store_id(call, at, is_here ? static_cast<int32_t>(expert) : -1);
+                const bool is_wanted = is_here || !call.own_weights_only;
+                if (call.out_weights != nullptr) call.out_weights[at] = is_wanted ? float_of(choice.weight) : 0.0f;
+            }
+            if (!c_.expert_major) continue;
+            if (has_row && writes && call.out_weights != nullptr) call.out_weights[row_idx] = float_of(choice.weight);
+            const uint32_t at = num + static_cast<uint32_t>(ctx_.warp_count_before(has_row));
+            if (has_row) placement.rows[at] = static_cast<uint32_t>(row_idx);
+            num += static_cast<uint32_t>(ctx_.warp_count(has_row));
+        }
+        if (!c_.expert_major) {
+            place_by_rank(announced, row, placement);
+        } else if (is_leader(ctx_)) {
+            *placement.num = num;
+        }
+        ctx_.warp_sync();
+        return true;
+    }
+
+    const Op& op_;
+    const Ctx& ctx_;
+    decltype(Op::args) args_;
+    decltype(Op::c) c_;
+};
+
+}  // namespace
+}  // namespace crossdock
