@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A barrier in shared memory (on GPUs an mbarrier): a phase is complete once the given number of arrivals, and all
 // bytes of the loads announced with them, have arrived. Phases are numbered from 0. A warp may wait for a phase only
-// after the ones before it are complete, and before the next one is.
+// after the ones before it are complete, and before the next one is. A load counts as kArrivalsOfLoad arrivals.
 #pragma once
 
 #include "device/context.h"
+#include "device/warp_requests.h"
 
 namespace crossdock {
 
@@ -21,23 +22,43 @@ class BlockBarrier {
   public:
     CROSSDOCK_DEVICE explicit BlockBarrier(BlockBarrierMemory& memory) : word_(reinterpret_cast<uint64_t*>(&memory)) {}
 
+    // Without bulk copies all lanes of a warp load, and each arrives when its part has landed.
+    static constexpr uint32_t kArrivalsOfLoad = kHasBulkCopies ? 1 : kLanes;
+
     // One thread, before a block barrier. After the last init call RowStage::initialised.
     CROSSDOCK_DEVICE void init(uint32_t arrivals) const { ptx::mbarrier_init(word_, arrivals); }
 
     // Orders what this thread has read and written before what threads do after waiting for the phase.
-    CROSSDOCK_DEVICE void arrive(const Ctx&, uint32_t times = 1) const { ptx::mbarrier_arrive(word_, times); }
-    // One arrival, and an asynchronous copy into shared memory that the phase includes.
-    CROSSDOCK_DEVICE void arrive_with_load(const Ctx&, std::byte* target, const std::byte* source,
+    CROSSDOCK_DEVICE void arrive(const Ctx&, uint32_t times = 1) const {
+        if constexpr (kHasBulkCopies) {
+            ptx::mbarrier_arrive(word_, times);
+        } else {
+            CROSSDOCK_ROLLED
+            for (uint32_t i = 0; i < times; ++i) ptx::mbarrier_arrive_once(word_);
+        }
+    }
+    // kArrivalsOfLoad arrivals, when an asynchronous copy into shared memory has landed. In the scope of a
+    // RowStage::Lead or Turns.
+    CROSSDOCK_DEVICE void arrive_with_load(const Ctx& ctx, std::byte* target, const std::byte* source,
                                            uint32_t bytes) const {
-        ptx::mbarrier_arrive_expect_bytes(word_, bytes);
-        ptx::bulk_load(target, source, bytes, word_);
+        if constexpr (kHasBulkCopies) {
+            ptx::mbarrier_arrive_expect_bytes(word_, bytes);
+            ptx::bulk_load(target, source, bytes, word_);
+        } else {
+            WarpRequest::load(target, source, bytes, word_).make(ctx);
+        }
     }
 
     CROSSDOCK_DEVICE bool is_over(uint32_t phase) const { return ptx::mbarrier_test_wait(word_, phase & 1); }
     // Waits until all phases before this one are complete: returns at once for phase 0.
     CROSSDOCK_DEVICE void wait_for_turn(const Ctx& ctx, uint32_t phase) const { wait(ctx, phase + 1); }
     CROSSDOCK_DEVICE void wait(const Ctx&, uint32_t phase) const {
-        while (!ptx::mbarrier_try_wait(word_, phase & 1)) {
+        if constexpr (kHasBulkCopies) {
+            while (!ptx::mbarrier_try_wait(word_, phase & 1)) {
+            }
+        } else {
+            while (!ptx::mbarrier_test_wait(word_, phase & 1)) {
+            }
         }
     }
 
@@ -49,6 +70,8 @@ class BlockBarrier {
 
 class BlockBarrier {
   public:
+    static constexpr uint32_t kArrivalsOfLoad = 1;
+
     explicit BlockBarrier(BlockBarrierMemory& memory) : state_(reinterpret_cast<State*>(&memory)) {}
 
     void init(uint32_t arrivals) const { *state_ = {arrivals, arrivals, 0}; }

@@ -94,9 +94,10 @@ class Ctx {
     // A flag for bytes whose stores by this thread have landed (RowStage): a reader that sees it sees them. The fence
     // orders asynchronous writes to global memory before the release and waits for nothing (the one for all memory
     // waits for the device); the release waits until peers see the bytes and all other writes in flight on the GPU.
-    // With a relaxed store after either fence, rows arrived after their flags.
+    // With a relaxed store after either fence, rows arrived after their flags. Without bulk copies the bytes are
+    // ordinary stores, of this thread's warp: the release also orders those that warp barriers order before it.
     CROSSDOCK_DEVICE void store_landed_system(uint64_t* word, uint64_t value) const {
-        ptx::fence_proxy_async_global();
+        fence_async_copies();
         ptx::store_release_system(word, value);
     }
     // Announces that what earlier kernels of this stream have read may be overwritten. Their loads have completed, so a
@@ -152,16 +153,23 @@ class Ctx {
     // Orders bytes whose stores by this thread have landed (RowStage) before all words that it stores from now on (with
     // store_entered_system), and before its puts.
     CROSSDOCK_DEVICE void fence_landed() const {
-        ptx::fence_proxy_async_global();
+        fence_async_copies();
         ptx::fence_acq_rel_system();
     }
-    // Orders ordinary loads before later reads of global memory by asynchronous copies.
-    CROSSDOCK_DEVICE void fence_async_copies() const { ptx::fence_proxy_async_global(); }
+    // Orders ordinary loads before later reads of global memory by asynchronous copies. Without bulk copies, all are
+    // ordinary ones (cp.async, too) that barriers and acquires order.
+    CROSSDOCK_DEVICE void fence_async_copies() const {
+        if constexpr (kHasBulkCopies) ptx::fence_proxy_async_global();
+    }
 
     // Programmatic dependent launch: what earlier kernels write after let_next_kernel_start may be read only after
-    // wait_for_previous_kernels.
-    CROSSDOCK_DEVICE void wait_for_previous_kernels() const { ptx::wait_for_previous_kernels(); }
-    CROSSDOCK_DEVICE void let_next_kernel_start() const { ptx::let_next_kernel_start(); }
+    // wait_for_previous_kernels. Without it kernels begin when those before them have ended.
+    CROSSDOCK_DEVICE void wait_for_previous_kernels() const {
+        if constexpr (kHasBulkCopies) ptx::wait_for_previous_kernels();
+    }
+    CROSSDOCK_DEVICE void let_next_kernel_start() const {
+        if constexpr (kHasBulkCopies) ptx::let_next_kernel_start();
+    }
 
     // Counters in shared memory.
     CROSSDOCK_DEVICE int add_shared(int* counter, int value) const { return atomicAdd(counter, value); }

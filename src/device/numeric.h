@@ -187,6 +187,19 @@ CROSSDOCK_DEVICE uint64_t packed_element(float value, uint32_t i) {
     }
 }
 
+// Four values as e4m3.
+CROSSDOCK_DEVICE uint32_t packed_e4m3(const float (&values)[4]) {
+#if defined(__CUDACC__)
+    if constexpr (kHasFp8Conversions)
+        return static_cast<uint32_t>(ptx::e4m3_pair_of(values[2], values[3])) << 16 |
+               ptx::e4m3_pair_of(values[0], values[1]);
+#endif
+    uint32_t packed = 0;
+    CROSSDOCK_UNROLL
+    for (uint32_t i = 0; i < 4; ++i) packed |= static_cast<uint32_t>(float_to_e4m3(values[i])) << (8 * i);
+    return packed;
+}
+
 // values * multiplier as e4m3, four to a 32-bit word.
 template <uint32_t kNum>
 CROSSDOCK_DEVICE void store_e4m3(const float (&values)[kNum], float multiplier, std::byte* target) {
@@ -194,14 +207,7 @@ CROSSDOCK_DEVICE void store_e4m3(const float (&values)[kNum], float multiplier, 
     for (uint32_t word = 0; word < kNum / 4; ++word) {
         float scaled[4];
         for (uint32_t i = 0; i < 4; ++i) scaled[i] = values[4 * word + i] * multiplier;
-#if defined(__CUDACC__)
-        const uint32_t packed = static_cast<uint32_t>(ptx::e4m3_pair_of(scaled[2], scaled[3])) << 16 |
-                                ptx::e4m3_pair_of(scaled[0], scaled[1]);
-#else
-        uint32_t packed = 0;
-        for (uint32_t i = 0; i < 4; ++i) packed |= static_cast<uint32_t>(float_to_e4m3(scaled[i])) << (8 * i);
-#endif
-        reinterpret_cast<uint32_t*>(target)[word] = packed;
+        reinterpret_cast<uint32_t*>(target)[word] = packed_e4m3(scaled);
     }
 }
 

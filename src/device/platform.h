@@ -28,6 +28,10 @@
 
 namespace crossdock {
 
+// The first architecture, as __CUDA_ARCH__ counts, whose kernels are compiled with bulk copies and wait themselves for
+// the kernels before them in their stream.
+inline constexpr int kFirstWithBulkCopies = 900;
+
 // The peers that a kernel can reach: a parameter of its launch (runtime/launch.h) and of its entry point on GPUs, so
 // that profilers and resources.txt show it.
 enum class Peers : uint32_t { kLsa, kLsaAndGin };
@@ -39,6 +43,17 @@ constexpr int kLanes = 32;
 #else
 constexpr int kLanes = 1;
 #endif
+
+// What the architecture has. Only device code may depend on it: while nvcc compiles code for the host, it does not
+// know.
+#if defined(__CUDA_ARCH__)
+constexpr int kArchitecture = __CUDA_ARCH__;
+#else
+constexpr int kArchitecture = 900;
+#endif
+// Bulk copies, whose bytes mbarriers count, and programmatic dependent launch.
+constexpr bool kHasBulkCopies = kArchitecture >= kFirstWithBulkCopies;
+constexpr bool kHasFp8Conversions = kArchitecture >= 890;
 
 #if defined(CROSSDOCK_GIN_PEERS)
 constexpr Peers kPeers = Peers::kLsaAndGin;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // GPU instructions that C++ cannot express: one instruction per function, memory order and scope in its name. PTX ISA
-// 9.0, sm_90 and later.
+// 9.0, sm_80 and later; what needs more says so.
 #pragma once
 
 #include <cstdint>
@@ -105,7 +105,7 @@ __device__ __forceinline__ uint32_t add_acq_rel_device(uint32_t* address, uint32
 __device__ __forceinline__ void fence_acq_rel_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 // Orders the generic proxy (ordinary loads and stores) with the async proxy (bulk copies), both ways, for the block's
-// shared memory. (The fence for all memory would wait until the device sees what this thread has written.)
+// shared memory. sm_90. (The fence for all memory would wait until the device sees what this thread has written.)
 __device__ __forceinline__ void fence_proxy_async_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -125,7 +125,7 @@ __device__ __forceinline__ uint32_t sm_number() {
     return number;
 }
 
-// Two floats as e4m3, saturating, to nearest even; NaN is 0x7F.
+// Two floats as e4m3, saturating, to nearest even; NaN is 0x7F. sm_89.
 __device__ __forceinline__ uint16_t e4m3_pair_of(float low, float high) {
     uint16_t pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
@@ -149,7 +149,7 @@ __device__ __forceinline__ void barrier_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// ---- the kernels before and after this one in the stream (programmatic dependent launch) ----
+// ---- the kernels before and after this one in the stream (programmatic dependent launch): sm_90 ----
 
 // Everything before this kernel in the stream has finished and is visible.
 __device__ __forceinline__ void wait_for_previous_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -159,7 +159,7 @@ __device__ __forceinline__ void let_next_kernel_start() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// ---- mbarrier: counts arrivals, and the bytes of asynchronous loads ----
+// ---- mbarrier: counts arrivals, and (sm_90) the bytes of bulk loads ----
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -179,18 +179,23 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arriva
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
+// sm_90.
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+// sm_90.
 __device__ __forceinline__ void mbarrier_arrive_expect_bytes(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
 }
 
-// A release; threads that wait for the phase acquire.
+// A release; threads that wait for the phase acquire. Several times: sm_90.
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier, uint32_t times) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(times) : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive_once(uint64_t* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 __device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier, uint32_t parity) {
@@ -202,7 +207,7 @@ __device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier, uint32_t p
     return done != 0;
 }
 
-// The same, but the thread may sleep for a while first.
+// The same, but the thread may sleep for a while first. sm_90.
 __device__ __forceinline__ bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
     uint32_t done;
     asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
@@ -212,7 +217,23 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint64_t* barrier, uint32_t pa
     return done != 0;
 }
 
-// ---- bulk copies: 16-byte aligned addresses and sizes ----
+// ---- asynchronous copies of 16 aligned bytes ----
+
+// Past the L1. The target is written when a barrier for which the thread calls async_copies_arrive completes its phase.
+__device__ __forceinline__ void async_copy_16(uint32_t shared_target, const void* source) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_target), "l"(source) : "memory");
+}
+
+// One arrival, when all of this thread's copies so far have landed.
+__device__ __forceinline__ void async_copies_arrive(uint32_t shared_barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_barrier) : "memory");
+}
+
+__device__ __forceinline__ void load_shared_16(uint32_t shared_source, uint64_t& low, uint64_t& high) {
+    asm volatile("ld.shared.v2.u64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "r"(shared_source) : "memory");
+}
+
+// ---- bulk copies: 16-byte aligned addresses and sizes; sm_90 ----
 
 __device__ __forceinline__ void bulk_load(void* shared_target, const void* source, uint32_t bytes, uint64_t* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

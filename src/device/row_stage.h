@@ -1,22 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // A staging area in shared memory, through which rows move asynchronously: bulk loads in, bulk stores out.
 //
-// One thread (a warp's leader) loads and stores. The order is: load + wait_loaded, or fill + filled; then stores; then
-// wait_stores (the stores have landed) or wait_reusable (the stage may be filled again). If one warp loads a stage and
-// others store from it, the loading warp calls loaded_for_block before the next block barrier, the others wait_loaded
-// after it.
+// One thread loads and stores: a warp's leader, while the whole warp is in the scope of a RowStage::Lead, or several
+// lanes, in a loop over RowStage::Turns that the whole warp runs. The order is: load + wait_loaded, or fill + filled;
+// then stores; then wait_stores (the stores have landed) or wait_reusable (the stage may be filled again). If one warp
+// loads a stage and others store from it, the loading warp calls loaded_for_block before the next block barrier, the
+// others wait_loaded after it.
 //
 // *Landed* means completed: the writes are visible to the thread that issued the stores (PTX:
 // cp.async.bulk.wait_group), and not yet to other threads. A peer that sees a flag sees them only if the flag is stored
 // by Ctx::store_landed_system, or after Ctx::fence_landed: these order the asynchronous writes before the flag, at
 // system scope.
 //
+// On GPUs without bulk copies the thread's warp does the work (device/warp_requests.h): loads are asynchronous copies
+// of 16 bytes per lane, and stores are ordinary ones, which have read their source and are ordered before the thread's
+// next release when store returns. So they are landed then, and there is nothing to wait for.
+//
 // On the CPU a load stores the address of its source instead of copying it, so a row is copied once; its source must
 // stay unchanged until the stores are awaited, which the contract requires anyway (inputs stay unmodified during the
 // operation). In the simulation loads and stores go through the stage, late and out of order.
 #pragma once
 
-#include "device/context.h"
+#include <type_traits>
+
+#include "device/block_barrier.h"
 
 namespace crossdock {
 
@@ -26,10 +33,34 @@ namespace {
 
 #if defined(__CUDACC__)
 
-class RowStage {
+// Whether rows at this address can be loaded and stored.
+CROSSDOCK_DEVICE bool takes_rows(const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 16 == 0; }
+
+class BulkRowStage {
   public:
-    CROSSDOCK_DEVICE explicit RowStage(std::byte* memory)
+    CROSSDOCK_DEVICE explicit BulkRowStage(std::byte* memory)
         : barrier_(reinterpret_cast<uint64_t*>(memory)), data_(memory + kStageHeadBytes) {}
+
+    // `if (const RowStage::Lead lead{ctx}) ...`, by one warp: true for the leader.
+    class Lead {
+      public:
+        CROSSDOCK_DEVICE explicit Lead(const Ctx&) {}
+        CROSSDOCK_DEVICE explicit operator bool() const { return is_leader(Ctx{}); }
+    };
+    // `for (RowStage::Turns turns(ctx, acts); turns.next();) ...`, by one warp: all lanes, maybe one after the other.
+    // acts: false in lanes that would do nothing.
+    class Turns {
+      public:
+        CROSSDOCK_DEVICE Turns(const Ctx&, bool) {}
+        CROSSDOCK_DEVICE bool next() {
+            const bool is_first = is_first_;
+            is_first_ = false;
+            return is_first;
+        }
+
+      private:
+        bool is_first_ = true;
+    };
 
     // One thread, before the first load. After the last init call initialised, then synchronise with the threads that
     // wait.
@@ -39,8 +70,7 @@ class RowStage {
         ptx::fence_proxy_async_shared();
     }
 
-    // Whether rows at this address can be loaded and stored.
-    CROSSDOCK_DEVICE static bool takes(const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 16 == 0; }
+    CROSSDOCK_DEVICE static bool takes(const void* memory) { return takes_rows(memory); }
 
     CROSSDOCK_DEVICE void load(const Ctx&, const std::byte* source, uint32_t bytes) const {
         ptx::mbarrier_arrive_expect_bytes(barrier_, bytes);
@@ -99,11 +129,75 @@ class RowStage {
     std::byte* data_;
 };
 
+// The same for GPUs without bulk copies.
+class WarpRowStage {
+  public:
+    CROSSDOCK_DEVICE explicit WarpRowStage(std::byte* memory)
+        : barrier_(reinterpret_cast<uint64_t*>(memory)), data_(memory + kStageHeadBytes) {}
+
+    class Lead : public WarpLead {
+      public:
+        CROSSDOCK_DEVICE explicit Lead(const Ctx& ctx) : WarpLead(ctx, 0) {}
+    };
+    using Turns = WarpTurns;
+
+    // Each lane arrives with its part of a load.
+    CROSSDOCK_DEVICE void init() const { ptx::mbarrier_init(barrier_, BlockBarrier::kArrivalsOfLoad); }
+    CROSSDOCK_DEVICE static void initialised() {}
+    CROSSDOCK_DEVICE static bool takes(const void* memory) { return takes_rows(memory); }
+
+    CROSSDOCK_DEVICE void load(const Ctx& ctx, const std::byte* source, uint32_t bytes) const {
+        WarpRequest::load(data_, source, bytes, barrier_).make(ctx);
+    }
+    CROSSDOCK_DEVICE void load(const Ctx& ctx, const std::byte* source, uint32_t bytes, const std::byte* tail,
+                               uint32_t tail_bytes) const {
+        if (tail_bytes == 0) return load(ctx, source, bytes);
+        WarpRequest::load(data_, source, bytes, nullptr).make(ctx);
+        WarpRequest::load(data_ + bytes, tail, tail_bytes, barrier_).make(ctx);
+    }
+    CROSSDOCK_DEVICE static void loaded_for_block(const Ctx&) {}
+    CROSSDOCK_DEVICE void wait_loaded(const Ctx&, uint32_t round) const {
+        while (!ptx::mbarrier_test_wait(barrier_, round & 1)) {
+        }
+    }
+
+    CROSSDOCK_DEVICE std::byte* data() const { return data_; }
+    CROSSDOCK_DEVICE static void filled() {}
+
+    CROSSDOCK_DEVICE void store(const Ctx& ctx, std::byte* target, uint32_t at, uint32_t bytes, bool = false) const {
+        WarpRequest::store(target, data_ + at, bytes).make(ctx);
+    }
+    CROSSDOCK_DEVICE static void end_group(const Ctx&) {}
+    CROSSDOCK_DEVICE static void wait_stores(const Ctx&, int = 0) {}
+    CROSSDOCK_DEVICE void wait_reusable(const Ctx&, int = 0) const {}
+    CROSSDOCK_DEVICE static void wait_read(const Ctx&) {}
+    CROSSDOCK_DEVICE void release_source(const Ctx&) const {}
+
+  private:
+    uint64_t* barrier_;
+    std::byte* data_;
+};
+
+using RowStage = std::conditional_t<kHasBulkCopies, BulkRowStage, WarpRowStage>;
+
 #else
 
 class RowStage {
   public:
     explicit RowStage(std::byte* memory) : head_(reinterpret_cast<Head*>(memory)), data_(memory + kStageHeadBytes) {}
+
+    struct Lead {
+        explicit Lead(const Ctx&) {}
+        explicit operator bool() const { return true; }
+    };
+    class Turns {
+      public:
+        Turns(const Ctx&, bool) {}
+        bool next() { return num_++ == 0; }
+
+      private:
+        int num_ = 0;
+    };
 
     void init() const { *head_ = Head{}; }
     static void initialised() {}

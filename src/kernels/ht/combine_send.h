@@ -105,7 +105,7 @@ class RowReturner {
         CROSSDOCK_ROLLED
         for (const PlannedRow* row = rows_.next(ctx); row != nullptr; row = rows_.next(ctx)) {
             const bool may_send = returns_.wait_for_slot(ctx, *row);
-            if (is_leader(ctx) && row->num_slots > 0) copy_staged(ctx, *row, may_send);
+            if (const RowStage::Lead lead{ctx}; lead && row->num_slots > 0) copy_staged(ctx, *row, may_send);
             ctx.warp_sync();
             if constexpr (kIsElastic<Args>) {
                 if (may_send) return_words(ctx, args_, *row, returns_.packet_of(ctx, *row));
@@ -125,7 +125,7 @@ class RowReturner {
         return left < args_.warp_layout.chunk_bytes ? left : args_.warp_layout.chunk_bytes;
     }
 
-    // One lane. Loads the next part into its stage while the previous part is sent.
+    // The leader. Loads the next part into its stage while the previous part is sent.
     CROSSDOCK_DEVICE void copy_staged(const Ctx& ctx, const PlannedRow& row, bool may_send) {
         ctx.enter(Phase::kCombineStore);
         CROSSDOCK_ROLLED
@@ -203,7 +203,8 @@ class SumReturner {
         stage.filled();
         ctx.warp_sync();
         ctx.enter(Phase::kCombineStore);
-        if (!is_leader(ctx)) return;
+        const RowStage::Lead lead(ctx);
+        if (!lead) return;
         if (packet != nullptr) {
             if constexpr (kWire == HtWire::kMxfp8) {
                 stage.store(ctx, packet, args_.warp_layout.chunk_bytes, args_.wire_bytes, true);

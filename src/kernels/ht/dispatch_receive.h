@@ -114,7 +114,7 @@ class RowReceiver {
         if constexpr (kIsElastic<Args>) {
             copy_with_words(ctx, row, slot);
         } else if (args_.warp_layout.consumer_stages > 0) {
-            if (is_leader(ctx)) copy_staged(ctx, row, slot);
+            if (const RowStage::Lead lead{ctx}) copy_staged(ctx, row, slot);
         } else {
             copy_row(ctx, packet_of(ctx, row), args_.row_bytes, row.num_slots, slot);
         }
@@ -123,7 +123,7 @@ class RowReceiver {
         ctx.warp_sync();
     }
 
-    // Through the warp's stage. One lane.
+    // Through the warp's stage. The leader.
     template <typename Slot>
     CROSSDOCK_DEVICE void copy_staged(const Ctx& ctx, const PlannedRow& row, Slot slot) {
         const RowStage stage = stage_of_warp(ctx, args_.warp_layout, args_.shared, 0);
@@ -152,14 +152,15 @@ class RowReceiver {
         for (uint32_t first = 0; first < args_.row_bytes; first += args_.warp_layout.chunk_bytes) {
             const uint32_t left = args_.row_bytes - first;
             const uint32_t bytes = left < args_.warp_layout.chunk_bytes ? left : args_.warp_layout.chunk_bytes;
-            if (is_leader(ctx)) {
+            if (const RowStage::Lead lead{ctx}) {
                 stage.wait_reusable(ctx);
                 stage.load(ctx, packet + first, bytes);
             }
             if (first == 0)
                 place_words(ctx, args_, static_cast<int>(row.peer), row.chunk * kChunkTokens + row.bit, row.number,
                             packet + args_.row_bytes, rows_.slots(row), row.num_slots);
-            if (!is_leader(ctx)) continue;
+            const RowStage::Lead lead(ctx);
+            if (!lead) continue;
             stage.wait_loaded(ctx, round_++);
             CROSSDOCK_ROLLED
             for (uint32_t i = 0; i < row.num_slots; ++i) stage.store(ctx, slot(i) + first, 0, bytes);

@@ -82,14 +82,16 @@ class RowSender {
             ctx.enter(Phase::kDispatchLoad);
             from.wait_loaded(ctx, round / args_.warp_layout.producer_stages);
             ctx.enter(Phase::kDispatchStore);
-            CROSSDOCK_ROLLED
-            for (uint32_t i = 0; i < target.num_slots; ++i) {
-                const uint64_t slot = target.is_own ? slots_[i] : 0;
-                from.store(ctx, target.rows + slot * args_.row_bytes + step.first, 0, step.bytes(args_),
-                           !target.is_direct);
-                const bool with_scales = args_.scale_bytes > 0 && !(kIsElastic<Args> && target.is_own);
-                if (with_scales && step.is_last(args_))
-                    from.store(ctx, target.scales + slot * args_.scale_bytes, step.bytes(args_), args_.scale_bytes);
+            for (RowStage::Turns turns(ctx, target.num_slots > 0); turns.next();) {
+                CROSSDOCK_ROLLED
+                for (uint32_t i = 0; i < target.num_slots; ++i) {
+                    const uint64_t slot = target.is_own ? slots_[i] : 0;
+                    from.store(ctx, target.rows + slot * args_.row_bytes + step.first, 0, step.bytes(args_),
+                               !target.is_direct);
+                    const bool with_scales = args_.scale_bytes > 0 && !(kIsElastic<Args> && target.is_own);
+                    if (with_scales && step.is_last(args_))
+                        from.store(ctx, target.scales + slot * args_.scale_bytes, step.bytes(args_), args_.scale_bytes);
+                }
             }
             RowStage::end_group(ctx);
             if constexpr (kIsElastic<Args>) {
@@ -124,7 +126,7 @@ class RowSender {
         to.wait_reusable(ctx, args_.warp_layout.producer_stages > 2 ? 1 : 0);
         ctx.warp_sync();
         if constexpr (kIsElastic<Args>) {
-            if (is_leader(ctx))
+            if (const RowStage::Lead lead{ctx})
                 to.load(ctx, args_.tokens + uint64_t{step.token} * args_.row_bytes + step.first, step.bytes(args_));
             if (!step.is_last(args_)) return;
             gather_words(ctx, args_, step.token, to.data() + step.bytes(args_));
@@ -139,7 +141,8 @@ class RowSender {
             ctx.warp_sync();
             with_scales = false;
         }
-        if (!is_leader(ctx)) return;
+        const RowStage::Lead lead(ctx);
+        if (!lead) return;
         to.load(ctx, args_.tokens + uint64_t{step.token} * args_.row_bytes + step.first, step.bytes(args_), scales,
                 with_scales ? args_.scale_bytes : 0);
     }

@@ -82,7 +82,7 @@ class SumPipeline {
         CROSSDOCK_ROLLED
         for (; thread_idx(ctx) == 0 && turn.round() == 0; turn.advance()) {
             turn.stage_at(turn.at()).init();
-            BlockBarrier(turn.head().loaded).init(1);
+            BlockBarrier(turn.head().loaded).init(BlockBarrier::kArrivalsOfLoad);
             BlockBarrier(turn.head().free).init(args.warp_layout.summers);
             BlockBarrier(turn.head().summed).init(args.warp_layout.summers);
         }
@@ -231,19 +231,21 @@ class SumPipeline {
             const uint32_t left = num > 0 ? num - done : 1;  // a sum of nothing takes a stage, too
             uint32_t loads = left < args_.warp_layout.shared_stages ? left : args_.warp_layout.shared_stages;
             if (loads > kLanes) loads = kLanes;
-            if (lane < loads) {
-                StageTurn own = summand_;
-                own.advance(lane);
-                BlockBarrier(own.head().free).wait_for_turn(ctx, own.round());
-                if (lane == 0 && done == 0) {
-                    part_.head().row = row;
-                    part_.head().last_stage = last_stage(num);
-                }
-                const BlockBarrier loaded(own.head().loaded);
-                if (num > 0) {
-                    loaded.arrive_with_load(ctx, own.data(), summands[done + lane] + first, bytes);
-                } else {
-                    loaded.arrive(ctx);
+            for (RowStage::Turns turns(ctx, lane < loads); turns.next();) {
+                if (lane < loads) {
+                    StageTurn own = summand_;
+                    own.advance(lane);
+                    BlockBarrier(own.head().free).wait_for_turn(ctx, own.round());
+                    if (lane == 0 && done == 0) {
+                        part_.head().row = row;
+                        part_.head().last_stage = last_stage(num);
+                    }
+                    const BlockBarrier loaded(own.head().loaded);
+                    if (num > 0) {
+                        loaded.arrive_with_load(ctx, own.data(), summands[done + lane] + first, bytes);
+                    } else {
+                        loaded.arrive(ctx, BlockBarrier::kArrivalsOfLoad);
+                    }
                 }
             }
             ctx.warp_sync();  // a lane that ran ahead would mistake one phase for another
@@ -345,7 +347,7 @@ class SumPipeline {
                 ctx.warp_sync();  // all lanes have read what the loader may overwrite from now on
                 if (i == 0) may_send = is_local_ || returns.wait_for_slot(ctx, row);
                 ctx.enter(Phase::kCombineStore);
-                if (is_leader(ctx)) {
+                if (const RowStage::Lead lead{ctx}) {
                     const RowStage from = part_.stage_at(last_stage);
                     std::byte* const to = is_local_ ? args_.out_tokens + uint64_t{row.number} * args_.row_bytes
                                                     : returns.packet_of(ctx, row);

@@ -436,7 +436,8 @@ class ComputedReturns {
                 ctx_.block_sync();
                 CROSSDOCK_ROLLED
                 for (uint32_t i = warp; i < num; i += warps) {
-                    if (is_leader(ctx_) && list_.find(base + i * blocks, row_) && list_.has_cell(row_) &&
+                    const RowStage::Lead lead(ctx_);
+                    if (lead && list_.find(base + i * blocks, row_) && list_.has_cell(row_) &&
                         op_.wait_credit(row_.source))
                         send(i, row_first, turn);
                 }
@@ -517,7 +518,9 @@ class CombineSend {
     CROSSDOCK_DEVICE void prepare() { empty_outbox(ctx_, c_); }
     template <typename Begin>
     CROSSDOCK_DEVICE bool run(Begin begin) {
-        if (sends_plain_rows()) plain_.start();
+        if (sends_plain_rows()) {
+            if (const RowStage::Lead lead{ctx_}) plain_.start();
+        }
         const auto begin_and_announce = [&] {
             if (!begin()) return false;
             if (is_elastic(args_)) {
@@ -530,10 +533,12 @@ class CombineSend {
         };
         const bool runs = kHasGinPeers ? begin_and_announce() : ll128_.run(begin_and_announce);
         if (!runs) {
-            if (sends_plain_rows()) plain_.abandon();
+            if (sends_plain_rows() && is_leader(ctx_)) plain_.abandon();
             return false;
         }
-        if (sends_plain_rows()) plain_.run();
+        if (sends_plain_rows()) {
+            if (const RowStage::Lead lead{ctx_}) plain_.run();
+        }
         if (kForms == RowForms::kBoth && has_computed_rows(args_)) ComputedReturns<kDType, Op>(op_).run();
         finish_puts();
         return true;
@@ -544,8 +549,10 @@ class CombineSend {
     CROSSDOCK_DEVICE bool has_stage() const {
         return ctx_.warp_idx() < static_cast<int>(c_.warp_layout.num_stages) && is_leader(ctx_);
     }
+    // The same for all lanes.
     CROSSDOCK_DEVICE bool sends_plain_rows() const {
-        return kForms == RowForms::kBoth && !has_computed_rows(args_) && has_stage();
+        return kForms == RowForms::kBoth && !has_computed_rows(args_) &&
+               ctx_.warp_idx() < static_cast<int>(c_.warp_layout.num_stages);
     }
 
     // One warp. Writes a token's weights.

@@ -172,7 +172,7 @@ class DispatchReceive {
         if (!headers_.read(announced, {c_.rank, own.row_idx}, header, true, placement, read)) return {1, 0};
         ctx_.mark(Step::kDispatchHeader);
         const RowStage stage = send_.stage_at(own.stage);
-        if (is_leader(ctx_) && !send_.own_rows_are_placed()) {
+        if (const RowStage::Lead lead{ctx_}; lead && !send_.own_rows_are_placed()) {
             if (args_.wire == LlDispatchWire::kBytes) stage.wait_loaded(ctx_, 0);
             store_places(placement, stage, 0, args_.row_bytes);
             RowStage::wait_read(ctx_);
@@ -226,14 +226,15 @@ class DispatchReceive {
         const uint32_t direct = *placement.direct;
         const std::byte* scales = source + args_.row_bytes;
         const uint64_t first_scales = load_first_scales(scales);
-        if (is_leader(ctx_) && (direct & kDirectTokens) == 0) place_plain(placement, stage, source);
+        if (const RowStage::Lead lead{ctx_}; lead && (direct & kDirectTokens) == 0)
+            place_plain(placement, stage, source);
         if ((direct & kDirectScales) == 0) place_all_scales(placement, scales, first_scales);
         if (is_leader(ctx_)) op_.note_read(slot);
         ctx_.warp_sync();
         ctx_.mark(Step::kDispatchPlaced);
         return true;
     }
-    // One thread.
+    // The leader.
     CROSSDOCK_DEVICE void place_plain(const Placement& placement, const RowStage& stage, const std::byte* source) {
         CROSSDOCK_ROLLED
         for (uint32_t first = 0; first < args_.row_bytes; first += c_.warp_layout.chunk_bytes) {
@@ -245,7 +246,7 @@ class DispatchReceive {
             stage.wait_reusable(ctx_);
         }
     }
-    // One thread. Bytes [first, first + chunk) of a row are in the stage.
+    // The leader. Bytes [first, first + chunk) of a row are in the stage.
     CROSSDOCK_DEVICE void store_places(const Placement& placement, const RowStage& stage, uint32_t first,
                                        uint32_t chunk) const {
         CROSSDOCK_ROLLED

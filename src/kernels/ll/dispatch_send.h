@@ -368,7 +368,8 @@ class DispatchSend {
         if (args_.wire != LlDispatchWire::kBytes || !has_role(ctx_, WarpRole::kLoader)) return;
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < batch.num; ++i) {
-            if (is_leader(ctx_)) stage_at(i).load(ctx_, source_row(batch.first + i) + batch.row_first, batch.chunk);
+            if (const RowStage::Lead lead{ctx_})
+                stage_at(i).load(ctx_, source_row(batch.first + i) + batch.row_first, batch.chunk);
             if (batch.is_last_chunk && args_.scale_bytes > 0) {
                 std::byte* scales = stage_at(i).data() + shared_.tail;
                 if (is_elastic(args_)) {
@@ -656,8 +657,12 @@ class DispatchSend {
         if (args_.wire == LlDispatchWire::kBytes) stage_at(own_stage).wait_loaded(ctx_, round_);
         ctx_.mark(Step::kDispatchLoaded);
         put_row(batch, of_token);
-        for_lsa_peers(op_.lane(), kLanes, [&](const SendTask& task) { store_chunk(batch, task); });
-        if (own_rows_are_placed() && is_leader(ctx_)) store_own_row(own_stage);
+        for (RowStage::Turns turns(ctx_, op_.lane() < targets); turns.next();) {
+            for_lsa_peers(op_.lane(), kLanes, [&](const SendTask& task) { store_chunk(batch, task); });
+        }
+        if (own_rows_are_placed()) {
+            if (const RowStage::Lead lead{ctx_}) store_own_row(own_stage);
+        }
         ctx_.warp_sync();
         if (batch.is_last_chunk) {
             keep_choices(batch, own_stage);  // while the stores are in flight
@@ -685,7 +690,7 @@ class DispatchSend {
     CROSSDOCK_DEVICE bool has_scales(const Batch& batch) const { return batch.is_last_chunk && args_.scale_bytes > 0; }
     CROSSDOCK_DEVICE uint32_t scale_area() const { return static_cast<uint32_t>(align_up(args_.scale_bytes, 16)); }
 
-    // One thread.
+    // One thread, in turn.
     CROSSDOCK_DEVICE void store_chunk(const Batch& batch, const SendTask& task) const {
         const RowStage from = stage_at(task.stage);
         const uint32_t direct = wait_direct(task.peer);
@@ -706,6 +711,7 @@ class DispatchSend {
         RowStage::end_group(ctx_);
         ctx_.mark(Step::kDispatchStored);
     }
+    // The leader.
     CROSSDOCK_DEVICE void store_own_row(uint32_t stage) const {
         SendTask task;
         if (!find_own_row(stage, task)) return;
@@ -728,7 +734,8 @@ class DispatchSend {
             const SendTask task = task_of(batch, of_token, own_stage, target);
             if (task.row == nullptr || !op_.is_gin_peer(task.peer)) continue;
             if (batch.row_first == 0) send_header(task, 0);
-            if (!is_leader(ctx_)) continue;
+            const RowStage::Lead lead(ctx_);
+            if (!lead) continue;
             if (batch.row_first == 0) op_.note_written(task.peer, task.slot);
             if (!is_stored) store_in_outbox(batch, in_outbox(c_, outbox));
             is_stored = true;
@@ -738,6 +745,7 @@ class DispatchSend {
         }
         ctx_.warp_sync();
     }
+    // The leader.
     CROSSDOCK_DEVICE void store_in_outbox(const Batch& batch, std::byte* row) const {
         const RowStage from = stage_at(op_.warp());
         from.store(ctx_, row + batch.row_first, 0, batch.chunk);
