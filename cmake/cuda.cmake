@@ -37,9 +37,37 @@ target_compile_definitions(crossdock_cuda INTERFACE $<$<BOOL:${CROSSDOCK_TIMELIN
 # 177 and 186 warn of it.
 target_compile_options(crossdock_cuda INTERFACE
     "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;--diag-suppress=128,177,186>")
-foreach(arch IN LISTS CROSSDOCK_CUDA_ARCHITECTURES)
+# Machine code for the GPUs that are here, or else for those that the project is measured on, and PTX, which the driver
+# compiles, for newer ones. As in python/backend/crossdock_build.py.
+set(crossdock_architectures ${CROSSDOCK_CUDA_ARCHITECTURES})
+if(NOT crossdock_architectures)
+    execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+        OUTPUT_VARIABLE capabilities ERROR_QUIET RESULT_VARIABLE failed)
+    string(REGEX MATCHALL "[0-9]+[.][0-9]+" capabilities "${capabilities}")
+    list(TRANSFORM capabilities REPLACE "[.]" "")
+    list(FILTER capabilities EXCLUDE REGEX "^[5-7][0-9]$")
+    list(SORT capabilities COMPARE NATURAL)
+    list(POP_BACK capabilities newest)
+    list(APPEND capabilities ${newest})
+    list(TRANSFORM capabilities REPLACE "^10[0-9]$" "100f") # code for a whole family
+    list(REMOVE_DUPLICATES capabilities)
+    if(failed OR NOT capabilities)
+        set(capabilities 90 100f)
+    else()
+        list(APPEND capabilities ${newest}-virtual)
+    endif()
+    set(crossdock_architectures ${capabilities})
+endif()
+message(STATUS "GPU architectures: ${crossdock_architectures}")
+foreach(arch IN LISTS crossdock_architectures)
+    string(REGEX REPLACE "-virtual$" "" number ${arch})
+    if(arch STREQUAL number)
+        set(code sm_${number})
+    else()
+        set(code compute_${number})
+    endif()
     target_compile_options(crossdock_cuda INTERFACE
-        $<$<COMPILE_LANGUAGE:CUDA>:--generate-code=arch=compute_${arch},code=sm_${arch}>)
+        $<$<COMPILE_LANGUAGE:CUDA>:--generate-code=arch=compute_${number},code=${code}>)
 endforeach()
 # The list above names family variants (100f), which this CMake's own property does not know.
 set(CMAKE_CUDA_ARCHITECTURES OFF)

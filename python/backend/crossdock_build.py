@@ -5,8 +5,8 @@ CROSSDOCK_CUDA, in the environment or as -C cmake.define.CROSSDOCK_CUDA, is ON, 
 AUTO builds it where there is a GPU and CUDA toolkit 13 or newer, and otherwise leaves it out. ON builds it without a
 GPU, too, and fails without the toolkit. NCCL's headers are those of CROSSDOCK_NCCL_INCLUDE, or of the nvidia-nccl-cu13
 that is installed, or of one that pip is asked to bring for the build. CROSSDOCK_CUDA_ARCHITECTURES, given in the same
-two ways, is a list with semicolons ("90;100f"); without it, code is compiled for the GPU that is here, or else for
-sm_90.
+two ways, is a list with semicolons ("86;90;100f"; "90-virtual" is PTX); without it, code is compiled for the GPUs that
+are here and, as PTX, for newer ones, or without a GPU for sm_90.
 
 The build's folder is a temporary one, unless -C build-dir names another. pip shows a build's output only with -v or
 when it fails, so crossdock_build_progress.py also reports to pip's own output.
@@ -95,15 +95,14 @@ def find_nccl(settings: Settings) -> str:
     return ""
 
 
-def find_capability() -> str:
-    """The compute capability of the first GPU that is here, or empty."""
+def find_capabilities() -> list[str]:
+    """The compute capabilities of the GPUs that are here, each once, ascending."""
     query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     try:
-        text = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+        text = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):
-        return ""
-    found = re.match(r"\d+\.\d+", text)
-    return found[0] if found else ""
+        return []
+    return sorted(set(re.findall(r"^\d+\.\d+$", text, re.MULTILINE)), key=lambda found: tuple(map(int, found.split("."))))
 
 
 def is_cuda_wanted(settings: Settings) -> tuple[bool, str]:
@@ -118,7 +117,7 @@ def is_cuda_wanted(settings: Settings) -> tuple[bool, str]:
     if choice == "AUTO":
         if version < MIN_TOOLKIT:
             return False, f"there is no CUDA toolkit {MIN_TOOLKIT} or newer (CUDA_HOME)"
-        if not find_capability():
+        if not find_capabilities():
             return False, f"there is no GPU; with it: -C {CUDA_SETTING}=ON"
     elif version < MIN_TOOLKIT:
         found = f"{nvcc} is of CUDA toolkit {version}" if nvcc else "there is no nvcc (set CUDA_HOME)"
@@ -126,19 +125,27 @@ def is_cuda_wanted(settings: Settings) -> tuple[bool, str]:
     return True, ""
 
 
-# GPUs that the kernels have been compiled for, by major compute capability.
-ARCHITECTURES = {9: "90", 10: "100f"}
 DEFAULT_ARCHITECTURE = "90"
+OLDEST_MAJOR = 8
 
 
-def find_architecture() -> tuple[str, str]:
-    """The architecture to compile for, and why."""
-    capability = find_capability()
-    if not capability:
+def find_architectures() -> tuple[str, str]:
+    """What to compile for, and why: machine code for each GPU, and PTX of the newest. As cmake/cuda.cmake finds it."""
+    capabilities = find_capabilities()
+    if not capabilities:
         return DEFAULT_ARCHITECTURE, "no GPU is here"
-    if architecture := ARCHITECTURES.get(int(capability.split(".")[0])):
-        return architecture, f"the GPU here has compute capability {capability}"
-    return DEFAULT_ARCHITECTURE, f"the GPU here has compute capability {capability}, for which nothing was tried"
+    seen = f"GPUs here: compute capability {', '.join(capabilities)}"
+    new_enough = [found for found in capabilities if int(found.partition(".")[0]) >= OLDEST_MAJOR]
+    if not new_enough:
+        return DEFAULT_ARCHITECTURE, f"{seen}, too old: {OLDEST_MAJOR}.0 or newer is needed"
+    numbers = [found.replace(".", "") for found in new_enough]
+    codes = ["100f" if found.startswith("10.") else number for found, number in zip(new_enough, numbers, strict=True)]
+    return ";".join([*dict.fromkeys(codes), f"{numbers[-1]}-virtual"]), seen
+
+
+def named(architecture: str) -> str:
+    number = architecture.removesuffix("-virtual")
+    return f"sm_{number}" if number == architecture else f"PTX of compute_{number}"
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
@@ -170,9 +177,9 @@ def resolved(config_settings: Settings) -> dict[str, Any]:
     settings["cmake.define.CROSSDOCK_NCCL_INCLUDE"] = find_nccl(config_settings)
     architectures, reason = setting("CROSSDOCK_CUDA_ARCHITECTURES", config_settings), "CROSSDOCK_CUDA_ARCHITECTURES"
     if not architectures:
-        architectures, reason = find_architecture()
+        architectures, reason = find_architectures()
     settings["cmake.define.CROSSDOCK_CUDA_ARCHITECTURES"] = architectures
-    names = ", ".join(f"sm_{name}" for name in architectures.split(";"))
+    names = ", ".join(map(named, architectures.split(";")))
     progress.say(
         f"building the CPU backends and the GPU backend, for {names} ({reason}), with {nvcc} of CUDA {version}. Others: -C "
         "cmake.define.CROSSDOCK_CUDA_ARCHITECTURES='90;100f'; CPUs only, faster: "

@@ -104,7 +104,7 @@ def test_a_toolkit(backend: ModuleType, tmp_path: Path, monkeypatch: pytest.Monk
         "cmake.build-type": "Debug",
         "cmake.define.CROSSDOCK_CUDA": "ON",
         "cmake.define.CMAKE_CUDA_COMPILER": str(tmp_path / "bin" / "nvcc"),
-        "cmake.define.CROSSDOCK_CUDA_ARCHITECTURES": "90",
+        "cmake.define.CROSSDOCK_CUDA_ARCHITECTURES": "90;90-virtual",
         "cmake.define.CROSSDOCK_NCCL_INCLUDE": str(include),
     }
     monkeypatch.setenv("CROSSDOCK_NCCL_INCLUDE", "/elsewhere")
@@ -124,26 +124,30 @@ def test_headers_that_do_not_fit(
 
 
 @pytest.mark.parametrize(
-    ("capability", "architecture", "reason"),
+    ("capability", "architectures", "names", "reason"),
     [
-        ("9.0", "90", "the GPU here has compute capability 9.0"),
-        ("10.3\\n10.3", "100f", "the GPU here has compute capability 10.3"),
-        ("12.0", "90", "the GPU here has compute capability 12.0, for which nothing was tried"),
+        ("9.0", "90;90-virtual", "sm_90, PTX of compute_90", "GPUs here: compute capability 9.0"),
+        ("10.3\\n10.0", "100f;103-virtual", "sm_100f, PTX of compute_103", "GPUs here: compute capability 10.0, 10.3"),
+        ("12.0\\n8.6\\n8.6", "86;120;120-virtual", "sm_86, sm_120, PTX of compute_120", "capability 8.6, 12.0"),
+        ("7.5\\n8.9", "89;89-virtual", "sm_89, PTX of compute_89", "capability 7.5, 8.9"),
+        ("7.5", "90", "sm_90", "compute capability 7.5, too old: 8.0 or newer is needed"),
     ],
 )
-def test_one_architecture(
+def test_architectures_of_the_gpus_here(
     backend: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capability: str,
-    architecture: str,
+    architectures: str,
+    names: str,
     reason: str,
 ) -> None:
-    """That of the GPU that is here, unless others are asked for; both are reported."""
+    """And PTX for newer ones, unless others are asked for; both are reported."""
     make_nvcc(tmp_path, 13)
     make_gpu(tmp_path, monkeypatch, capability)
-    assert backend.resolved(None)["cmake.define.CROSSDOCK_CUDA_ARCHITECTURES"] == architecture
-    assert f"for sm_{architecture} ({reason}), with {tmp_path}/bin/nvcc of CUDA 13" in backend.said[-1]
+    assert backend.resolved(None)["cmake.define.CROSSDOCK_CUDA_ARCHITECTURES"] == architectures
+    assert f"for {names} (" in backend.said[-1]
+    assert f"{reason}), with {tmp_path}/bin/nvcc of CUDA 13" in backend.said[-1]
     asked = {"cmake.define.CROSSDOCK_CUDA_ARCHITECTURES": "90;100f"}
     assert backend.resolved(asked)["cmake.define.CROSSDOCK_CUDA_ARCHITECTURES"] == "90;100f"
     assert "for sm_90, sm_100f (CROSSDOCK_CUDA_ARCHITECTURES)" in backend.said[-1]
