@@ -7,6 +7,7 @@
 
 #include "bench/gpu.h"
 #include "device/numeric.h"
+#include "device/platform.h"
 #include "device/ptx.cuh"
 #include "tools/common/nccl_library.h"
 
@@ -64,6 +65,7 @@ __device__ void wait_word(const uint64_t* word, uint64_t value) {
 
 // A block per token: its row goes to the slot that the earlier tokens leave it.
 __global__ void __launch_bounds__(kThreads) bare_dispatch(const __grid_constant__ BareArguments a) {
+    if constexpr (!kHasBulkCopies) return;  // refused by the host
     extern __shared__ __align__(128) std::byte memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     std::byte* stage = memory + Shared::kBytes;
@@ -118,6 +120,7 @@ __global__ void __launch_bounds__(kThreads) bare_dispatch(const __grid_constant_
 
 // A block per token: its rows go into its cells, and are summed from there.
 __global__ void __launch_bounds__(kThreads) bare_combine(const __grid_constant__ BareArguments a) {
+    if constexpr (!kHasBulkCopies) return;
     extern __shared__ __align__(128) std::byte memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -190,6 +193,11 @@ class BareKernels : public BareLl {
         const int fitting = (shared_bytes - Shared::kBytes) / static_cast<int>(shape.row_bytes);
         if (fitting < 2) throw std::runtime_error("the bare kernel needs two rows in shared memory");
         arguments_.stages = std::min({shape.copies, fitting, kWarps});
+        cudaFuncAttributes attributes{};
+        tools::check_cuda(cudaFuncGetAttributes(&attributes, bare_dispatch), "cudaFuncGetAttributes");
+        if (10 * attributes.ptxVersion < kFirstWithBulkCopies)
+            throw std::runtime_error(
+                "one rank's lower bound needs code for compute capability 9.0 or newer: take --ranks 2");
         for (const auto kernel : {bare_dispatch, bare_combine}) {
             tools::check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
                               "cudaFuncSetAttribute");

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The wire's lower bound: every rank writes its bytes into its peers' memory with bulk copies from shared memory, one
-// issuing thread per block, and does nothing else. No library can be faster with the same bytes.
+// issuing thread per block, and does nothing else. No library can be faster with the same bytes. Code for GPUs without
+// bulk copies stores with all threads.
 #include <stdexcept>
 
 #include "bench/gpu.h"
+#include "device/platform.h"
 #include "device/ptx.cuh"
 #include "tools/common/nccl_library.h"
 
@@ -17,6 +19,7 @@ constexpr uint32_t kChunkBytes = 16384;
 constexpr int kMaxBlocks = 128;
 // Pending copies per block.
 constexpr int kPending = 8;
+constexpr int kThreads = 256;
 
 struct BoundArguments {
     int num_rounds;
@@ -26,9 +29,20 @@ struct BoundArguments {
     uint64_t bytes[kMaxPeers];     // multiples of 16
 };
 
-__global__ void write_to_peers(BoundArguments arguments) {
+__device__ void write_chunk(std::byte* target, const std::byte* chunk, uint32_t bytes) {
+    if constexpr (kHasBulkCopies) {
+        bulk_store(target, chunk, bytes);
+        bulk_commit_group();
+        bulk_wait_group<kPending>();
+    } else {
+        for (uint32_t at = threadIdx.x * 16; at < bytes; at += kThreads * 16)
+            *reinterpret_cast<uint4*>(target + at) = *reinterpret_cast<const uint4*>(chunk + at);
+    }
+}
+
+__global__ void __launch_bounds__(kThreads) write_to_peers(BoundArguments arguments) {
     extern __shared__ __align__(128) std::byte chunk[];
-    if (threadIdx.x != 0) {
+    if (kHasBulkCopies && threadIdx.x != 0) {
         return;
     }
     // Chunk i of every peer goes to block i modulo the grid's size, peers interleaved, so that all links work at once;
@@ -41,13 +55,11 @@ __global__ void write_to_peers(BoundArguments arguments) {
                 continue;
             }
             const uint64_t left = arguments.bytes[peer] - offset;
-            bulk_store(arguments.target[peer] + offset, chunk,
-                       static_cast<uint32_t>(left < kChunkBytes ? left : kChunkBytes));
-            bulk_commit_group();
-            bulk_wait_group<kPending>();
+            write_chunk(arguments.target[peer] + offset, chunk,
+                        static_cast<uint32_t>(left < kChunkBytes ? left : kChunkBytes));
         }
     }
-    bulk_wait_group<0>();
+    if constexpr (kHasBulkCopies) bulk_wait_group<0>();
 }
 
 class BulkBound : public GpuLowerBound {
@@ -92,7 +104,7 @@ class BulkBound : public GpuLowerBound {
         }
         arguments_.num_rounds = count;
         arguments_.chunks_per_round = (most + kChunkBytes - 1) / kChunkBytes;
-        write_to_peers<<<num_blocks_, 32, kChunkBytes, device_.stream()>>>(arguments_);
+        write_to_peers<<<num_blocks_, kThreads, kChunkBytes, device_.stream()>>>(arguments_);
         tools::check_cuda(cudaGetLastError(), "launch of the lower bound's kernel");
     }
 
