@@ -137,8 +137,8 @@ fi
 if gpus=$(nvidia-smi --query-gpu=compute_cap,name,driver_version --format=csv,noheader 2>/dev/null); then
     while IFS=, read -r capability name driver; do
         case $capability in
-            9.0 | 10.0 | 10.3) verdict="ok" ;;
-            *) verdict="no code is built for compute capability $capability" ;;
+            [89].* | 1[0-9].*) verdict="ok: compute capability $capability; a build here has code for it" ;;
+            *) verdict="compute capability $capability is too old: 8.0 or newer is needed" ;;
         esac
         line gpu "${name# }, driver$driver" "$verdict"
     done <<<"$gpus"
@@ -159,13 +159,11 @@ PYTHON
         *) line attribute "GPU $lacking without GPU_DIRECT_RDMA_WITH_CUDA_VMM" \
             "NCCL gives kernels no network between several LSA teams" ;;
     esac
-    # A matrix of GPU pairs: OK where NVLink links them. LL128 rows need it.
-    unlinked=$(nvidia-smi topo -p2p n 2>/dev/null | awk '/^ *GPU[0-9]+[ \t]+(X|[A-Z]+)/ {
-        for (i = 2; i <= NF; ++i) if ($1 != "GPU" i - 2 && $i != "X" && $i != "OK") print $1 "-" "GPU" i - 2 }' |
-        head -n 1 || true)
     if [ "$(wc -l <<<"$gpus")" -gt 1 ]; then
-        line nvlink "${unlinked:-all pairs}${unlinked:+ not linked}" \
-            "$([ -z "$unlinked" ] && echo "ok: low latency sends LL128 rows" || echo "low latency sends plain rows")"
+        while IFS='|' read -r kind pairs; do
+            line link "$kind" "$pairs"
+        done < <(PYTHONPATH=python/crossdock/cli python3 -c 'import gpus
+for row in gpus.links(): print(*row, sep="|")')
     fi
     [ "$(wc -l <<<"$gpus")" -gt 1 ] || line ranks "one GPU" "NCCL_MULTI_RANK_GPU_ENABLE=1 lets several ranks share it"
 else

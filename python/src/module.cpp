@@ -57,7 +57,9 @@ NB_MODULE(_core, module) {
         "NCCL_EP_VERSION_CODE of the library: major * 10000 + minor * 100 + patch.");
 #if defined(CROSSDOCK_WITH_CUDA)
     module.attr("has_cuda") = true;
+    module.attr("gpu_architectures") = CROSSDOCK_BUILT_ARCHITECTURES;
 #else
     module.attr("has_cuda") = false;
+    module.attr("gpu_architectures") = nanobind::none();
 #endif
 }

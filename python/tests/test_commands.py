@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from crossdock.__main__ import main
-from crossdock.cli import doctor
+from crossdock.cli import doctor, gpus
 
 SMALL = ["--ranks", "2", "--hidden", "32", "--experts", "4", "--topk", "2"]
 
@@ -44,22 +44,61 @@ def test_the_old_name_of_the_backend_still_works(capsys: pytest.CaptureFixture[s
     assert said.err == "crossdock: --world processes is deprecated: use --backend processes\n"
 
 
+def pretend_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, **answers: str) -> None:
+    """answers: what it prints, by a word of its arguments."""
+    tool = folder / "nvidia-smi"
+    cases = "".join(f'*"{word}"*) printf "{text}" ;; ' for word, text in answers.items())
+    tool.write_text(f'#!/bin/sh\ncase "$*" in {cases}*) exit 1 ;; esac\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+def test_doctor_says_how_gpus_are_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pair once, with its fastest link and what is used there."""
+
+    def matrix(*states: str) -> str:
+        rows = [f" GPU{gpu}\\t" + "\\t".join(row.split()) + "\\t\\n" for gpu, row in enumerate(states)]
+        return " \\tGPU0\\tGPU1\\tGPU2\\t\\n" + "".join(rows) + "\\nLegend:\\n  X    = Self\\n"
+
+    linked, apart = matrix("X OK OK", "OK X OK", "OK OK X"), matrix("X NS NS", "NS X NS", "NS NS X")
+    pretend_nvidia_smi(tmp_path, monkeypatch, **{"p2p n": linked, "p2p r": linked})
+    assert gpus.links() == [("NVLink", f"all 3 GPUs: {gpus.LINKS[0][2]}")]
+    some = matrix("X OK NS", "OK X NS", "NS NS X")
+    pretend_nvidia_smi(tmp_path, monkeypatch, **{"p2p n": some, "p2p r": linked})
+    assert gpus.links() == [
+        ("NVLink", f"GPUs 0-1: {gpus.LINKS[0][2]}"),
+        ("PCIe peer access", f"GPUs 0-2, 1-2: {gpus.LINKS[1][2]}"),
+    ]
+    pretend_nvidia_smi(tmp_path, monkeypatch, **{"p2p n": apart, "p2p r": some})
+    assert gpus.links() == [
+        ("PCIe peer access", f"GPUs 0-1: {gpus.LINKS[1][2]}"),
+        ("no peer access", f"GPUs 0-2, 1-2: {gpus.NO_LINK[1]}"),
+    ]
+    pretend_nvidia_smi(tmp_path, monkeypatch, **{"p2p n": " \\tGPU0\\t\\n GPU0\\tX\\t\\n", "p2p r": " GPU0\\tX\\t\\n"})
+    assert gpus.links() == [("links", "one GPU")]
+
+
 @pytest.mark.parametrize(
-    ("link", "said"),
+    ("capability", "architectures", "said"),
     [
-        ("OK", "links all 2 GPUs: low latency sends LL128 rows"),
-        ("NS", "does not link GPUs 0-1: low latency sends plain rows"),
+        ("9.0", "90", "ok: machine code of sm_90"),
+        ("10.3", "90, 100f", "ok: machine code of sm_100f"),
+        ("8.9", "80", "ok: machine code of sm_80"),
+        ("12.0", "80, 90-virtual", "ok: PTX of compute_90, which the driver compiles"),
+        ("8.0", "86", "no code in this build (it has 86): build with CROSSDOCK_CUDA_ARCHITECTURES=80"),
+        ("10.0", "90", "no code in this build (it has 90): build with CROSSDOCK_CUDA_ARCHITECTURES=100f"),
+        ("11.0", "90a, 100f-virtual", "no code in this build (it has 90a, 100f-virtual): build with "),
+        ("7.5", "90", "too old: compute capability 8.0 or newer is needed"),
+        ("9.0", None, "this build of Crossdock has no GPU backend"),
     ],
 )
-def test_doctor_says_how_gpus_are_linked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: str, said: str
+def test_doctor_says_whether_there_is_code_for_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: str, architectures: str | None, said: str
 ) -> None:
-    matrix = f" \\tGPU0\\tGPU1\\t\\n GPU0\\tX\\t{link}\\t\\n GPU1\\t{link}\\tX\\t\\n\\nLegend:\\n  X    = Self\\n"
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\nprintf '{matrix}'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert doctor.nvlink() == said
+    pretend_nvidia_smi(tmp_path, monkeypatch, compute_cap=f"0, NVIDIA X, {capability}\\n")
+    ((name, line),) = gpus.devices(architectures)
+    assert name == "GPU 0"
+    assert line.startswith(f"NVIDIA X, compute capability {capability}: {said}")
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,12 +8,13 @@ import importlib.metadata
 import os
 import platform
 import re
-import subprocess
 import sys
 
 import crossdock as ep
 from crossdock import nccl
+from crossdock._core import gpu_architectures
 from crossdock.cli import process
+from crossdock.cli.gpus import devices, links
 from crossdock.cli.table import aligned
 from crossdock.loaded import loaded_files
 
@@ -35,23 +36,6 @@ def _library() -> str:
 
 def _gpus() -> list[str]:
     return [name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)]
-
-
-def nvlink() -> str:
-    """Which pairs of GPUs NVLink links, by the matrix that nvidia-smi prints; LL128 rows need it."""
-    try:
-        command = ["nvidia-smi", "topo", "-p2p", "n"]
-        matrix = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"unknown ({error})"
-    rows = re.findall(r"^\s*GPU(\d+)\s+((?:X|[A-Z]+)(?:\s+[A-Z]+)*)\s*$", matrix, re.MULTILINE)
-    states = {(int(gpu), peer): state for gpu, row in rows for peer, state in enumerate(row.split())}
-    unlinked = [f"{gpu}-{peer}" for (gpu, peer), state in states.items() if gpu < peer and state != "OK"]
-    if len(rows) < 2:
-        return "one GPU" if rows else "unknown (nvidia-smi printed no matrix)"
-    if unlinked:
-        return f"does not link GPUs {', '.join(unlinked)}: low latency sends plain rows"
-    return f"links all {len(rows)} GPUs: low latency sends LL128 rows"
 
 
 def _nccl() -> str:
@@ -83,7 +67,7 @@ def main(options: argparse.Namespace) -> int:
         "CPU backends": _cpu_backends(),
         "GPUs": (f"{len(gpus)} NVIDIA" if gpus else "none")
         + ("" if ep.has_cuda else "; this build of Crossdock has no GPU backend"),
-        "NVLink": nvlink() if gpus else "no GPUs",
+        **(dict([*devices(gpu_architectures), *links()]) if gpus else {}),
         "NCCL": _nccl(),
         "matplotlib": _version("matplotlib"),
     }
