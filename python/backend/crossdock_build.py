@@ -144,8 +144,8 @@ def find_architectures() -> tuple[str, str]:
 
 
 def named(architecture: str) -> str:
-    number = architecture.removesuffix("-virtual")
-    return f"sm_{number}" if number == architecture else f"PTX of compute_{number}"
+    number = architecture.removesuffix("-virtual").rpartition("-for-")[2]
+    return f"PTX of compute_{number}" if architecture.endswith("-virtual") else f"sm_{number}"
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:

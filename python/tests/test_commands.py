@@ -84,6 +84,7 @@ def test_doctor_says_how_gpus_are_linked(tmp_path: Path, monkeypatch: pytest.Mon
         ("9.0", "90", "ok: machine code of sm_90"),
         ("10.3", "90, 100f", "ok: machine code of sm_100f"),
         ("8.9", "80", "ok: machine code of sm_80"),
+        ("9.0", "80-for-90", "ok: machine code of sm_90"),
         ("12.0", "80, 90-virtual", "ok: PTX of compute_90, which the driver compiles"),
         ("8.0", "86", "no code in this build (it has 86): build with CROSSDOCK_CUDA_ARCHITECTURES=80"),
         ("10.0", "90", "no code in this build (it has 90): build with CROSSDOCK_CUDA_ARCHITECTURES=100f"),

@@ -24,8 +24,11 @@ def _ask(*arguments: str) -> str:
 def code_for(capability: int, architectures: str) -> str:
     """What a build for `architectures` (as CMake lists them) has for a GPU: machine code, PTX, or nothing: empty."""
     found = ""
-    for architecture in filter(None, re.split(r"[;, ]+", architectures)):
-        number, kind, virtual = re.fullmatch(r"(\d+)([af]?)(-virtual)?", architecture).groups()  # type: ignore[union-attr]
+    for architecture in re.split(r"[;, ]+", architectures):
+        parts = re.fullmatch(r"(?:\d+[af]?-for-)?(\d+)([af]?)(-virtual)?", architecture)
+        if parts is None:
+            continue
+        number, kind, virtual = parts.groups()
         built = int(number)
         is_of_family = capability // 10 == built // 10 and capability >= built
         fits = capability == built if kind == "a" else is_of_family
