@@ -63,6 +63,7 @@ Environment Environment::read() {
     environment.sums_at_sender = flag("CROSSDOCK_SENDER_SUMS");
     environment.ll128 = choice("CROSSDOCK_LL128");
     environment.first_epoch = environment_number("CROSSDOCK_FIRST_EPOCH", kLastEpoch, warn).value_or(1);
+    environment.shared_bytes = environment_number("CROSSDOCK_SHARED_BYTES", INT32_MAX, warn);
     return environment;
 }
 

@@ -21,6 +21,7 @@ struct Environment {
     bool sums_at_sender = false;            // CROSSDOCK_SENDER_SUMS
     std::optional<bool> ll128;              // CROSSDOCK_LL128
     uint64_t first_epoch = 1;               // CROSSDOCK_FIRST_EPOCH, for tests
+    std::optional<uint64_t> shared_bytes;   // CROSSDOCK_SHARED_BYTES, for tests
 
     static Environment read();
 };

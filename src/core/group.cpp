@@ -37,6 +37,7 @@ std::shared_ptr<Group> Group::create(std::shared_ptr<Communicator> communicator,
     DeviceScope device(communicator->runtime());
     config.expect_equal_on_all_ranks(*communicator);
     std::shared_ptr<Group> group(new Group(std::move(communicator), config));
+    if (environment.shared_bytes) group->shared_bytes_limit_ = static_cast<size_t>(*environment.shared_bytes);
     group->preallocate();
     // As in LlHandle::create.
     group->communicator().barrier("ncclEpCreateGroup", group->communicator().setup_timeout_ns(config.timeout_ns));
@@ -46,10 +47,11 @@ std::shared_ptr<Group> Group::create(std::shared_ptr<Communicator> communicator,
     if (environment.is_verbose && group->rank() == 0) {
         warn(fmt::format(
             "settings: {} ranks, {} experts, {} tokens per rank, {} bytes per token, SMs dispatch {} combine {}, "
-            "timeout {} us, masks {}, LL128 rows {}",
+            "timeout {} us, masks {}, LL128 rows {}, shared memory {} bytes per block, kernels {}",
             config.num_ranks, config.num_experts, config.max_tokens, config.max_token_bytes, config.dispatch_sms,
             config.combine_sms, config.timeout_ns / 1000, config.masking ? "on" : "off",
-            ll128_tokens_of(group->communicator(), config) > 0 ? "allowed" : "off"));
+            ll128_tokens_of(group->communicator(), config) > 0 ? "allowed" : "off", group->max_shared_bytes(),
+            group->runtime().overlaps_kernels() ? "overlap" : "one after the other"));
     }
     return group;
 }

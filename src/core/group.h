@@ -63,7 +63,8 @@ class Group {
     // If operations may still be queued, memory of the caller's allocator waits for the next call.
     void give_back(DeviceMemory memory, bool is_in_graphs);
 
-    // Shared memory that a block of the group's kernels may use: the device's, or less after limit_shared_bytes.
+    // Shared memory that a block of the group's kernels may use: the device's, or less after limit_shared_bytes and
+    // with CROSSDOCK_SHARED_BYTES.
     size_t max_shared_bytes() const;
     void limit_shared_bytes(int bytes);
     // Of the latest LL combine; 0: there was none.

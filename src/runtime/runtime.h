@@ -82,6 +82,8 @@ class Runtime {
     virtual int num_sms() const = 0;
     virtual size_t max_shared_bytes() const = 0;  // of one block
     virtual int compute_capability() const = 0;   // 10 * major + minor; 0: a CPU
+    // Whether a launch may let a kernel start before the previous one has ended (LaunchShape::overlaps_previous).
+    virtual bool overlaps_kernels() const { return false; }
 
     virtual cpu::Executor* cpu_executor() { return nullptr; }  // null: a GPU
 };

@@ -9,9 +9,8 @@
 
 #include "core/error.h"
 #include "core/handle.h"
-#include "fabric/cpu/in_process_communicator.h"
 #include "messages.h"
-#include "runtime/cpu/cpu_runtime.h"
+#include "pretended_gpu.h"
 
 namespace crossdock {
 namespace {
@@ -29,43 +28,6 @@ TEST(DeviceSupport, Fp4NeedsAGpuThatConverts) {
     }
 }
 
-// One rank on a CPU that says it is a GPU of compute capability 9.0 with `num_sms` SMs.
-class PretendedGpu : public Communicator {
-  public:
-    explicit PretendedGpu(int num_sms)
-        : own_(cpu::make_thread_communicators(1).front()),
-          traits_(own_->backend()),
-          runtime_(*own_->runtime().cpu_executor(), num_sms) {
-        traits_.blocks = 0;
-    }
-
-    const BackendTraits& backend() const override { return traits_; }
-    int rank() const override { return 0; }
-    int num_ranks() const override { return 1; }
-    Runtime& runtime() override { return runtime_; }
-    void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) override {
-        own_->all_gather(own, all, bytes, what, timeout_ns);
-    }
-    uint64_t setup_timeout_ns(uint64_t timeout_ns) const override { return own_->setup_timeout_ns(timeout_ns); }
-    std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override {
-        return own_->allocate_symmetric(bytes, timeout_ns);
-    }
-    WindowView window(ncclWindow_t handle) override { return own_->window(handle); }
-    NetworkHandle network_of(const SymmetricMemory& memory) override { return own_->network_of(memory); }
-
-  private:
-    struct GpuRuntime : cpu::CpuRuntime {
-        GpuRuntime(cpu::Executor& executor, int num_sms) : CpuRuntime(executor), num_sms_(num_sms) {}
-        int num_sms() const override { return num_sms_; }
-        int compute_capability() const override { return 90; }
-        int num_sms_;
-    };
-
-    std::shared_ptr<Communicator> own_;
-    BackendTraits traits_;
-    GpuRuntime runtime_;
-};
-
 ncclEpGroupConfig_t config_of(ncclEpAlgorithm_t algorithm) {
     ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
     config.algorithm = algorithm;
@@ -81,7 +43,8 @@ TEST(DeviceSupport, CombinesJudgeTheDeviceFirst) {
             const bool is_ht = algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
             if (layout == (is_ht ? NCCL_EP_LAYOUT_RANK_MAJOR : NCCL_EP_LAYOUT_FLAT)) continue;
             const ncclEpGroupConfig_t config = config_of(algorithm);
-            const auto group = Group::create(std::make_shared<PretendedGpu>(8), &config, nullptr);
+            const auto group =
+                Group::create(std::make_shared<PretendedGpu>(PretendedDevice{.num_sms = 8}), &config, nullptr);
             const auto handle = Handle::create(group, layout, nullptr, 1, nullptr);
             ncclEpCombineConfig_t settings = NCCL_EP_COMBINE_CONFIG_INIT;
             settings.quant_recipe = NCCL_EP_COMB_QUANT_NVFP4;
@@ -103,7 +66,9 @@ TEST(DeviceSupport, GroupsJudgeTheDeviceFirst) {
         config.*field = 9;
         config.num_experts = config.max_token_bytes = 0;
         expect_mentions(
-            message_of([&] { Group::create(std::make_shared<PretendedGpu>(8), &config, nullptr); }, ncclInvalidUsage),
+            message_of(
+                [&] { Group::create(std::make_shared<PretendedGpu>(PretendedDevice{.num_sms = 8}), &config, nullptr); },
+                ncclInvalidUsage),
             {name, "is 9", "8 SMs"});
     }
 }

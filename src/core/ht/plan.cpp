@@ -262,7 +262,7 @@ LaunchShape shape_of(const Group& group, HtCommon& common, const HtWarpLayout& w
     return {static_cast<int>(common.channels),
             static_cast<int>(warp_layout.warps()),
             shared.bytes,
-            is_alone,
+            is_alone && group.runtime().overlaps_kernels(),
             moved > kCpuCacheBytes,
             static_cast<int>(common.unused_blocks)};
 }
@@ -273,7 +273,8 @@ LaunchShape plan_ht_update(const Group& group, const HtUpdateArgs& args) {
     const uint32_t fixed_warps = group.communicator().backend().warps;
     const uint32_t warps = fixed_warps > 0 ? fixed_warps : kGpuUpdateWarps;
     return {static_cast<int>(args.common.channels), static_cast<int>(warps),
-            UpdateShared::bytes(args.common.arena.num_ranks), group.communicator().ranks_on_device() == 1};
+            UpdateShared::bytes(args.common.arena.num_ranks),
+            group.communicator().ranks_on_device() == 1 && group.runtime().overlaps_kernels()};
 }
 
 LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {

@@ -89,8 +89,8 @@ LaunchShape shape_of(const Group& group, const LlCommon& common, uint32_t row_by
     const uint64_t moved = uint64_t{common.num_tokens} * common.topk * row_bytes * group.config().num_ranks;
     // Not if ranks share a device: one rank's next kernel could take the SMs that another's kernel waits for.
     const bool is_alone = group.communicator().ranks_on_device() == 1 && !group.config().has_several_teams();
-    return {static_cast<int>(blocks), static_cast<int>(common.warp_layout.warps_per_block), shared_bytes, is_alone,
-            moved > kCpuCacheBytes};
+    return {static_cast<int>(blocks), static_cast<int>(common.warp_layout.warps_per_block), shared_bytes,
+            is_alone && group.runtime().overlaps_kernels(), moved > kCpuCacheBytes};
 }
 
 // Kernels that sum own rows where they are address these and the buffer's rows by 32-bit numbers of 16 bytes.

@@ -9,14 +9,13 @@
 #include "runtime/cuda/cuda_check.h"
 #include "runtime/cuda/kernel_list.h"
 #include "runtime/cuda/stream_order.h"
+#include "runtime/gpu_support.h"
 
 namespace crossdock {
 
 const bool kIsBuiltForGpus = true;
 
 namespace {
-
-constexpr int kLeastComputeCapability = 90;  // bulk copies and mbarriers
 
 int attribute(cudaDeviceAttr which, int device) {
     int value = 0;
@@ -50,15 +49,22 @@ void fail_cuda(cudaError_t result, const char* call) {
 }
 
 CudaRuntime::CudaRuntime(int device) : device_(device) {
+    int driver = 0;
+    check_cuda(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+    expect_driver(driver, CUDART_VERSION);
     DeviceGuard guard(device_);
     compute_capability_ = 10 * attribute(cudaDevAttrComputeCapabilityMajor, device_) +
                           attribute(cudaDevAttrComputeCapabilityMinor, device_);
-    require(compute_capability_ >= kLeastComputeCapability, ncclInvalidUsage,
-            "GPU {} has compute capability {}.{}, expected at least {}.{}", device_, compute_capability_ / 10,
-            compute_capability_ % 10, kLeastComputeCapability / 10, kLeastComputeCapability % 10);
-    load_kernels(device_);
+    if (compute_capability_ < kLeastComputeCapability) {
+        cudaDeviceProp properties = {};
+        check_cuda(cudaGetDeviceProperties(&properties, device_), "cudaGetDeviceProperties");
+        expect_new_enough({device_, &properties.name[0], compute_capability_});
+    }
+    const LoadedKernels kernels = load_kernels(device_);
+    overlaps_kernels_ = kernels.wait_for_previous;
     num_sms_ = attribute(cudaDevAttrMultiProcessorCount, device_);
-    max_shared_bytes_ = static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device_));
+    max_shared_bytes_ =
+        static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device_)) - kernels.static_shared_bytes;
     // Streams of one priority may share a hardware queue, where our copies could be queued behind a kernel that waits
     // for them.
     int least_priority = 0, greatest_priority = 0;

@@ -43,6 +43,7 @@ class CudaRuntime final : public Runtime {
     int num_sms() const override { return num_sms_; }
     size_t max_shared_bytes() const override { return max_shared_bytes_; }
     int compute_capability() const override { return compute_capability_; }
+    bool overlaps_kernels() const override { return overlaps_kernels_; }
 
     int device() const { return device_; }
 
@@ -57,6 +58,7 @@ class CudaRuntime final : public Runtime {
     int num_sms_ = 0;
     size_t max_shared_bytes_ = 0;
     int compute_capability_ = 0;
+    bool overlaps_kernels_ = false;
     cudaStream_t stream_ = nullptr;
     std::vector<RetiredBlock> blocks_;  // not yet retired
 };

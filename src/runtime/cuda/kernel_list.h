@@ -19,7 +19,7 @@ class ListedKernel {
     explicit ListedKernel(const void* function) noexcept;
 
     // Loads the kernel on the current device and allows its blocks all of the device's shared memory.
-    cudaError_t prepare() const noexcept;
+    cudaError_t prepare(cudaFuncAttributes& attributes) const noexcept;
 
     const void* function() const { return function_; }
 
@@ -30,8 +30,15 @@ class ListedKernel {
 // All kernels that this library can launch.
 const std::vector<ListedKernel*>& listed_kernels();
 
-// Loads all of them on the device unless they are loaded. Throws ncclUnhandledCudaError.
-void load_kernels(int device);
+// What the code of all kernels needs, which a device got of those in the library.
+struct LoadedKernels {
+    bool wait_for_previous = true;   // by themselves, so that they may start before the previous kernel has ended
+    size_t static_shared_bytes = 0;  // of a block, the most
+};
+
+// Loads all of them on the device unless they are loaded. Throws ncclInvalidUsage if the library has no code for it,
+// or ncclUnhandledCudaError.
+LoadedKernels load_kernels(int device);
 
 // Throws ncclUnhandledCudaError.
 [[noreturn]] void fail_launch(const char* kernel, const LaunchShape& shape, cudaError_t reason);
