@@ -399,7 +399,8 @@ ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t* tensor);
 //   - HT: C is below M, and not 0;
 //   - num_topk is above E; an enum has an unknown value.
 // ncclInvalidUsage:
-//   - the GPU's compute capability is below 8.0, this build has no code for it, or more SMs are asked for than it has (both are checked first);
+//   - the GPU's compute capability is below 8.0, this build has no code for it, or more SMs are asked for than it has
+//     (these are checked first);
 //   - one allocator hook is set without the other;
 //   - eager mode with DROP, or with R * M * num_topk above 2^31 - 1;
 //   - values differ between ranks;
