@@ -21,6 +21,7 @@ if not torch.cuda.is_available():
 import gpu_checks  # noqa: E402
 
 from test_guide import run_first_program  # noqa: E402
+from test_tutorials import run_tutorial  # noqa: E402
 
 import crossdock as ep  # noqa: E402
 
@@ -60,6 +61,11 @@ def test_the_readme_s_first_program(tmp_path: Path) -> None:
     printed = run_first_program(tmp_path, change)
     for rank in range(2):
         assert f"rank {rank}: (64, 1024) on cuda:{0 if change[0] else rank}, gradient (64, 1024)" in printed
+
+
+def test_the_tutorial_of_a_moe_layer(tmp_path: Path) -> None:
+    shared = {'int(os.environ["LOCAL_RANK"])': "0"} if torch.cuda.device_count() < 2 else {}
+    run_tutorial("moe_layer.md", tmp_path, shared)
 
 
 @pytest.mark.parametrize("mode", ["ht", "ll"])

@@ -5,7 +5,7 @@
 # it, run as printed, and so does docs/device_api.md's program; the sizes in docs/protocol.md are those of geometry.h,
 # every variable that the code reads is described, no line of prose is too long for a terminal,
 # results and the fuzzers' corpora are within their limits, and what pyproject.toml leaves out of source packages exists.
-# python/tests/test_guide.py runs the documents' Python programs.
+# python/tests/test_guide.py and test_tutorials.py run the documents' other programs.
 set -uo pipefail
 cxx_compiler=$1 build=$2
 root=$(cd "$(dirname "$0")/../.." && pwd)

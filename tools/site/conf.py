@@ -13,7 +13,7 @@ html_theme = "furo"
 html_title = f"Crossdock {version}"
 html_show_copyright = False
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/*.md", "docs/history/*.md", f"{GENERATED}/*.md"]
+include_patterns = ["*.md", "docs/*.md", "docs/tutorials/*.md", "docs/history/*.md", f"{GENERATED}/*.md"]
 myst_heading_anchors = 4
 # Links to sources and folders lead nowhere here; tests/docs/links.py checks all of them in the repository.
 suppress_warnings = ["myst.xref_missing", "myst.header"]
@@ -21,6 +21,7 @@ autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False
 
 CONTENTS = {
+    "Learn": ["docs/tutorials/moe_layer", "docs/tutorials/hang", "docs/tutorials/device_kernel"],
     "Use": ["README", "docs/guide", "docs/engines", "docs/device_api"],
     "Run": ["docs/deployment", "docs/troubleshooting", "SECURITY"],
     "Reference": [f"{GENERATED}/reference", f"{GENERATED}/python"],
