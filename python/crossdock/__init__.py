@@ -8,8 +8,8 @@
         ...                                                     # the experts
         handle.combine(received, crossdock.CombineOutputs(tokens=result, topk_weights=weights))
 
-The classes are those of the C API (include/nccl_ep.h), with its field names; the names are those of nccl.ep where that
-has one. crossdock.torch has the same as operators with gradients, and a module.
+The classes and their fields are those of the C API (include/nccl_ep.h). If nccl.ep has a name for something, it is the
+same here. crossdock.torch has dispatch and combine as operators with gradients, and a whole layer as a module.
 """
 
 from __future__ import annotations

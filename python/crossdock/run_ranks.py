@@ -28,8 +28,9 @@ Result = TypeVar("Result")
 def run_threads(num_ranks: int, program: Callable[..., Result], *arguments: Any) -> list[Result]:
     """Runs program(communicator, *arguments) once per rank, each in a thread, and returns what they returned.
 
-    Waits for all programs; after Ctrl-C their calls wait no longer. If some raise, the first exception by rank is raised here; a RemoteError, which reports
-    another rank's failure, only if there is no other.
+    It waits until all programs have ended. Ctrl-C ends the waits of their calls.
+    If programs raise exceptions, that of the lowest rank is raised here. A RemoteError only reports the failure of
+    another rank, so it is raised only if there is no other exception.
     """
     results: list[Any] = [None] * num_ranks
     failures: list[BaseException | None] = [None] * num_ranks
@@ -69,10 +70,11 @@ def _raise_cause(failures: Sequence[BaseException | None]) -> None:
 def run_processes(num_ranks: int, program: Callable[..., Result], *arguments: Any) -> list[Result]:
     """Runs program(communicator, *arguments) once per rank, each in its own process, and returns what they returned.
 
-    Processes are spawned, so program, arguments and results must be picklable, and a script needs the usual
-    `if __name__ == "__main__"`. Exceptions are raised as those of run_threads, when all have ended; a process that ends
-    without a result is a SystemFailure with its exit code. None outlives this call, whatever ends it, as Ctrl-C, or
-    a signal that ends this process.
+    - The processes are spawned. So program, arguments and results must be picklable, and a script needs the usual
+      `if __name__ == "__main__"`.
+    - When all have ended, exceptions are raised as by run_threads. A process that ends without a result is a
+      SystemFailure with its exit code.
+    - No process outlives this call, even if Ctrl-C or a signal ends it.
     """
     if num_ranks < 1:
         raise InvalidArgument(f"num_ranks is {num_ranks}, allowed: 1..4096")

@@ -174,7 +174,7 @@ it as a context manager.)")
              "What the last step saw; waits for the steps that were issued.")
         .def_prop_ro("rank", [](const A2sgd& self) { return self.communicator().rank(); })
         .def_prop_ro("num_ranks", [](const A2sgd& self) { return self.communicator().num_ranks(); })
-        .def("close", &A2sgd::close, "Destroys it, collective. Repeating it is fine.")
+        .def("close", &A2sgd::close, "Destroys it. Collective. May be called again.")
         .def(
             "__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __enter__(self) -> A2sgd"))
         .def(

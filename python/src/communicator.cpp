@@ -146,36 +146,39 @@ std::shared_ptr<CommunicatorState> communicator_from(nb::handle object) {
 void bind_communicator(nb::module_& module) {
     nb::class_<Communicator>(module, "Communicator", R"(The ranks that take part.
 
-On CPUs: create_threads (ranks are threads of this process), join (processes of one host), join_hosts or
-from_environment (of several). On GPUs: adopt an ncclComm_t that another library made; crossdock.nccl makes one,
-crossdock.torch finds that of a process group.
-Use it as a context manager, or close() it; close its groups and windows first. One thread at a time uses a rank's
-communicator; calls that wait for other ranks release the GIL.)")
+- CPU ranks: create_threads (threads of this process), join (processes of one host), join_hosts and from_environment
+  (processes of several hosts).
+- GPU ranks: adopt takes an ncclComm_t that another library made. crossdock.nccl makes one, and
+  crossdock.torch.communicator_of returns that of a process group.
+
+Use it as a context manager, or close() it. Close its groups and windows first.
+Only one thread at a time may use a rank's communicator. Calls that wait for other ranks release the GIL.)")
         .def_static("create_threads", &create_threads, "num_ranks"_a,
                     nb::sig("def create_threads(num_ranks: int) -> list[Communicator]"),
-                    "A communicator for each of 1..4096 ranks, which are threads of this process. Local.")
+                    "Returns a communicator for each of 1..4096 ranks, which are threads of this process. Local.")
         .def_static("unique_id", &unique_id,
-                    "128 bytes that one process makes and hands to the others, for join. It must live until all have "
-                    "joined.")
+                    "Makes the 128 bytes that join takes. One process makes them and sends them to the others. It must "
+                    "live until all have joined.")
         .def_static("release_unique_id", &release_unique_id, "unique_id"_a,
-                    "Frees what this process keeps for an id that it has made, if it does not join itself: ranks that "
-                    "have not joined cannot do so any more.")
+                    "Frees what this process keeps for an id that it has made. For a process that does not join. Ranks "
+                    "that have not joined yet can no longer join.")
         .def_static("join", &join, "num_ranks"_a, "rank"_a, "unique_id"_a,
-                    "Joins the processes that have the same unique_id as rank of num_ranks. Collective; RemoteError "
-                    "names the missing ranks after CROSSDOCK_JOIN_TIMEOUT_MS (60000).")
+                    "Joins the processes that have the same unique_id, as the given rank. Collective. After "
+                    "CROSSDOCK_JOIN_TIMEOUT_MS (60000) it raises a RemoteError that names the missing ranks.")
         .def_static("join_hosts", &join_hosts, "num_ranks"_a, "rank"_a, "address"_a,
-                    "Joins processes of several hosts: address is rank 0's \"host:port\", where it listens. Ranks of a "
-                    "host share memory, others are reached over the network; they are numbered host by host. "
-                    "Collective, bounded as join.")
+                    "Joins processes of several hosts. address is the \"host:port\" where rank 0 listens. Ranks of one "
+                    "host share memory, and reach the others over the network. Ranks are numbered host by host. "
+                    "Collective, with the timeout of join.")
         .def_static("from_environment", &from_environment,
-                    "The same, under torchrun, mpirun or srun, or by CROSSDOCK_RANK, CROSSDOCK_NUM_RANKS and "
-                    "CROSSDOCK_ADDRESS. InvalidUsage names the variable that is missing or contradicts another.")
+                    "As join_hosts, with what torchrun, mpirun or srun have set, or with CROSSDOCK_RANK, "
+                    "CROSSDOCK_NUM_RANKS and CROSSDOCK_ADDRESS. InvalidUsage names the variable that is missing or "
+                    "contradicts another.")
         .def_static(
             "adopt", [](nb::handle comm) { return Communicator{communicator_from(comm)}; }, "comm"_a.none(),
             nb::sig("def adopt(comm: object) -> Communicator"),
-            "A communicator that was made elsewhere, NCCL's or one of CPUs: the address of its ncclComm_t, or an "
-            "object that has it in ptr, as nccl4py's. It is borrowed: it must outlive the groups, and close() leaves "
-            "it alone.")
+            "Returns a Communicator for an ncclComm_t that was made elsewhere, by NCCL or for CPU ranks. comm is its "
+            "address, or an object that has the address in ptr, as nccl4py's has. The ncclComm_t is borrowed: it must "
+            "outlive the groups, and close() does not destroy it.")
         .def_prop_ro(
             "rank", [](const Communicator& self) { return self.state->rank(); }, "This rank's number.")
         .def_prop_ro(
@@ -185,8 +188,8 @@ communicator; calls that wait for other ranks release the GIL.)")
             "The same as num_ranks, as nccl4py spells it.")
         .def_prop_ro(
             "is_cpu", [](const Communicator& self) { return self.state->is_cpu(); },
-            "Whether the ranks are CPUs, whose arrays lie in host memory and whose calls have finished when "
-            "they return.")
+            "Whether these are CPU ranks. Their arrays are in host memory, and their calls are complete when they "
+            "return.")
         .def_prop_ro(
             "ptr", [](const Communicator& self) { return reinterpret_cast<intptr_t>(self.state->get()); },
             "The ncclComm_t for C code, as an intptr_t: that of a CPU communicator can be negative.")
@@ -195,14 +198,14 @@ communicator; calls that wait for other ranks release the GIL.)")
             [](Communicator& self) { self.state->call([&] { check(crossdockCommBarrier(self.state->get())); }); },
             "Waits for all ranks; CPU communicators only. RemoteError after CROSSDOCK_JOIN_TIMEOUT_MS.")
         .def("all_gather", &all_gather, "own"_a, nb::sig("def all_gather(self, own: bytes) -> list[bytes]"),
-             "Everybody's bytes, in the order of ranks; all give as many. CPU communicators only.")
+             "Returns the bytes of all ranks, in the order of ranks. All pass equally many. CPU communicators only.")
         .def("register_window", &register_window, "memory"_a, nb::rv_policy::move,
-             "Registers an array or Memory as a window, so that peers write results straight into it. Collective, the "
-             "same size everywhere; CPU communicators only (on GPUs windows are NCCL's). Between processes the memory "
-             "must be a Memory.")
+             "Registers an array or Memory as a window, into which peers write results directly. Collective, with the "
+             "same size on all ranks. CPU communicators only; on GPUs, windows are NCCL's. If ranks are processes, the "
+             "memory must be a Memory.")
         .def(
             "close", [](Communicator& self) { self.state->close(); },
-            "Frees the communicator. InvalidUsage while it has groups or windows. Repeating it is fine.")
+            "Frees the communicator. InvalidUsage if it still has groups or windows. May be called again.")
         .def(
             "__enter__", [](nb::handle self) { return nb::borrow(self); },
             nb::sig("def __enter__(self) -> Communicator"))

@@ -178,11 +178,14 @@ void bind_group(nb::module_& module) {
     bind_memory_use(module);
     nb::class_<Group> group(module, "Group", R"(Experts spread over the ranks of a communicator: expert e on rank e / L.
 
-Made and closed by all ranks together, in the same order; use it as a context manager. Configuration: a GroupConfig, or
-its fields by keyword, or both (keywords win); ht_masks=True lets a high-throughput group go on without silent ranks,
-lsa_team_size=n makes LSA teams of n ranks, and
-api_version=1 is for callers who want FP8 scales as nccl_ep.h's first version laid them.
-Operations of a group are made by all ranks in the same order. Threads that share a Group wait for each other.)");
+All ranks make and close their groups together, in the same order. Use it as a context manager. All ranks make the
+operations of a group in the same order. Threads that share a Group wait for each other.
+
+The configuration is a GroupConfig, or its fields by keyword, or both; then keywords override. Further keywords:
+
+- ht_masks=True: a high-throughput group goes on without ranks that do not answer.
+- lsa_team_size=n: LSA teams have n ranks.
+- api_version=1: FP8 scales have the layout of nccl_ep.h's first version.)");
     group
         .def(
             "__init__",
@@ -206,23 +209,25 @@ Operations of a group are made by all ranks in the same order. Threads that shar
             "fields"_a, nb::rv_policy::take_ownership,
             nb::sig("def create_handle(self, layout: Layout, topk_idx: object, *, layout_info: LayoutInfo | None = "
                     "None, config: HandleConfig | None = None, stream: object = None, **fields: typing.Any) -> Handle"),
-            "A handle with this routing: init_handle and Handle.update. topk_idx [B, K] int32 or int64.")
+            "Makes a handle with this routing: init_handle, then Handle.update. topk_idx is [B, K] int32 or int64.")
         .def("init_handle", &init_handle, "layout"_a, "num_topk"_a, nb::kw_only(), "config"_a.none() = nb::none(),
              "handle_mem"_a.none() = nb::none(), "fields"_a, nb::rv_policy::take_ownership,
              nb::sig("def init_handle(self, layout: Layout, num_topk: int, *, config: HandleConfig | None = None, "
                      "handle_mem: object = None, **fields: typing.Any) -> Handle"),
-             "A handle without routing, for K = num_topk choices per token. handle_mem: uint8 array of handle_mem_size "
-             "bytes to live in; a second handle over the same memory takes over the routing (high throughput).")
+             "Makes a handle without routing, for K = num_topk choices per token. handle_mem: a uint8 array of "
+             "handle_mem_size bytes for the handle. In high throughput, a second handle over the same memory uses the "
+             "routing of the first.")
         .def("handle_mem_size", &handle_mem_size, "layout"_a, "num_topk"_a, "config"_a.none() = nb::none(), "fields"_a,
              nb::sig("def handle_mem_size(self, layout: Layout, num_topk: int, config: HandleConfig | None = None, "
                      "**fields: typing.Any) -> int"),
              "Bytes that a handle needs.")
         .def("traffic", &traffic, nb::sig("def traffic(self) -> Traffic"),
-             "What this rank has sent inside its LSA team and out of it; waits for the operations.")
+             "Counts what this rank has sent within its LSA team and to others. Waits until operations are complete.")
         .def("memory", &memory, nb::sig("def memory(self) -> tuple[int, int]"),
-             "(symmetric, other) bytes that the library holds for this group on this rank, without those of handles.")
+             "Returns (symmetric, other): the bytes that the library holds for this group on this rank, without those "
+             "of handles.")
         .def("memory_use", &memory_use, nb::sig("def memory_use(self) -> MemoryUse"),
-             "What the group and its handles hold on this rank, and from where.")
+             "Returns how much memory the group and its handles hold on this rank, and who allocated it.")
         .def_prop_ro("rank", [](const Group& self) { return self.state()->communicator().rank(); })
         .def_prop_ro("num_ranks", [](const Group& self) { return self.state()->communicator().num_ranks(); })
         .def_prop_ro("is_cpu", [](const Group& self) { return self.state()->communicator().is_cpu(); })
@@ -232,7 +237,7 @@ Operations of a group are made by all ranks in the same order. Threads that shar
             "The address of the ncclEpGroup_t, for C code.")
         .def(
             "close", [](Group& self) { self.state()->close(); },
-            "Destroys the group, collective; waits for the other ranks, at most the timeout. Repeating it is fine.")
+            "Destroys the group. Collective: waits for the other ranks, at most for the timeout. May be called again.")
         .def(
             "destroy", [](Group& self) { self.state()->close(); }, "The same as close.")
         .def(

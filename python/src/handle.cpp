@@ -213,67 +213,75 @@ Handle* init_handle(Group& group, ncclEpLayout_t layout, int num_topk, nb::handl
 void bind_handle(nb::module_& module) {
     nb::class_<Handle>(module, "Handle", R"(The routing of one layer or micro-batch, and the operations that follow it.
 
-Made by Group.create_handle or Group.init_handle. Arrays are those of NumPy or torch, dense and row-major, on the group's
-device; nothing is copied. On GPUs calls only enqueue, on torch's current stream unless stream says another; on CPUs they
-have finished when they return, and they release the GIL while they wait for other ranks.
-Letters: R ranks, E experts, L = E / R, K choices per token, M = max_dispatch_tokens_per_rank, B tokens, H elements per row,
-N rows of a high-throughput receive array.)")
+Group.create_handle and Group.init_handle make it.
+
+- Arrays are those of NumPy or torch, dense and row-major, on the group's device. Nothing is copied.
+- On GPUs, calls only enqueue: on torch's current stream, or on stream.
+- On CPUs, calls are complete when they return. They release the GIL while they wait for other ranks.
+
+Letters: R ranks, E experts, L = E / R, K choices per token, M = max_dispatch_tokens_per_rank, B tokens, H elements per
+row, N rows of a high-throughput receive array.)")
         .def(
             "update", &Handle::update, "topk_idx"_a.none(), nb::kw_only(), "layout_info"_a.none() = nb::none(),
             "stream"_a.none() = nb::none(),
             nb::sig("def update(self, topk_idx: object, *, layout_info: LayoutInfo | None = None, stream: object = "
                     "None) -> None"),
-            "Binds the routing of the next operations: topk_idx [B, K], int32 or int64, expert numbers; a negative one "
-            "drops that choice. Low latency: local, and the array is read until the combine is done, so leave it "
-            "unchanged. High throughput: collective, the array is copied, layout_info receives counts.")
+            "Sets the routing of the next operations: topk_idx [B, K], int32 or int64, holds expert ids. A negative id "
+            "drops the choice.\n\n"
+            "- Low latency: local. The array is read until the combine is complete: do not change it before.\n"
+            "- High throughput: collective. The array is copied, and layout_info receives counts.")
         .def("dispatch", &Handle::dispatch, "inputs"_a.none(), "outputs"_a.none(), nb::kw_only(),
              "layout_info"_a.none() = nb::none(), "config"_a.none() = nb::none(), "stream"_a.none() = nb::none(),
              "fields"_a,
              nb::sig("def dispatch(self, inputs: object, outputs: object, *, layout_info: LayoutInfo | None = None, "
                      "config: DispatchConfig | None = None, stream: object = None, **fields: typing.Any) -> None"),
-             "Sends B tokens to the ranks of their experts and receives what others send here. Collective. inputs: "
-             "DispatchInputs, or the tokens alone; outputs: DispatchOutputs, or the tokens alone. Receive shapes: "
-             "low latency [L, R*M, H] or [R, M, H], high throughput [N, H]. Fields of DispatchConfig by keyword.")
-        .def("combine", &Handle::combine, "inputs"_a.none(), "outputs"_a.none(), nb::kw_only(),
-             "config"_a.none() = nb::none(), "stream"_a.none() = nb::none(), "fields"_a,
-             nb::sig("def combine(self, inputs: object, outputs: object, *, config: CombineConfig | None = None, "
-                     "stream: object = None, **fields: typing.Any) -> None"),
-             "Sends the experts' rows back to their tokens' ranks and sums them: inputs are shaped as dispatch's "
-             "outputs, outputs.tokens "
-             "[B, H]. Collective. Low-latency expert-major also needs outputs.topk_weights, which it reads. Fields of "
-             "CombineConfig by keyword.")
+             "Sends B tokens to the ranks of their experts, and receives what others send here. Collective.\n\n"
+             "- inputs: DispatchInputs, or the tokens alone.\n"
+             "- outputs: DispatchOutputs, or the tokens alone: [L, R*M, H] (low latency, expert-major), [R, M, H] (low "
+             "latency, rank-major) or [N, H] (high throughput).\n"
+             "- fields: those of DispatchConfig.")
+        .def(
+            "combine", &Handle::combine, "inputs"_a.none(), "outputs"_a.none(), nb::kw_only(),
+            "config"_a.none() = nb::none(), "stream"_a.none() = nb::none(), "fields"_a,
+            nb::sig("def combine(self, inputs: object, outputs: object, *, config: CombineConfig | None = None, "
+                    "stream: object = None, **fields: typing.Any) -> None"),
+            "Returns the experts' rows to the ranks of their tokens, and sums them there. Collective.\n\n"
+            "- inputs: CombineInputs, or the rows alone, in the shape of dispatch's outputs.\n"
+            "- outputs: CombineOutputs, or the tokens [B, H] alone. Low latency, expert-major also needs topk_weights, "
+            "which it reads.\n"
+            "- fields: those of CombineConfig.")
         .def("complete", &Handle::complete, nb::kw_only(), "stream"_a.none() = nb::none(),
-             "The receive half of a send_only operation; without one, nothing.")
+             "Runs the receive half of a send_only operation. Does nothing if none is pending.")
         .def("set_sums", &Handle::set_sums, "sums"_a, "How low-latency expert-major combines sum from now on.")
         .def("set_tag", &Handle::set_tag, "tag"_a,
-             "A number, 0..1023, that must be the same on all ranks in the next operations; low latency: in elastic "
-             "ones.")
+             "Sets a number, 0..1023, which ranks compare in the next operations (low latency: in elastic ones). If it "
+             "differs, the operation fails.")
         .def("set_alignment", &Handle::set_alignment, "alignment"_a,
-             "High throughput, expert-major: an expert's rows begin at multiples of so many, from the next update on.")
+             "High throughput, expert-major: from the next update on, an expert's rows begin at a multiple of "
+             "alignment.")
         .def("set_sms", &Handle::set_sms, "num_sms"_a,
-             "High throughput: at most so many SMs for each operation from now on, the same on all ranks; 0: what the "
-             "group's settings say.")
+             "High throughput: from now on each operation takes at most num_sms SMs. All ranks must set the same. 0: "
+             "use the group's settings.")
         .def_prop_ro("sms", &Handle::sms, nb::sig("def sms(self) -> tuple[int, int, int]"),
-                     "High throughput: the SMs that the next update, dispatch and combine take; 1 on CPUs.")
-        .def(
-            "rebind", &Handle::rebind, "topk_idx"_a.none(),
-            "Low latency, expert-major, after a dispatch: its combines read this topk_idx from now on. Each element is "
-            "as it was dispatched, or -1 where sums leave a choice out.")
+                     "High throughput: how many SMs the next update, dispatch and combine take. On CPUs: 1.")
+        .def("rebind", &Handle::rebind, "topk_idx"_a.none(),
+             "Low latency, expert-major, after a dispatch: its combines read this topk_idx from now on. Each element "
+             "must be the one that was dispatched, or -1: then sums leave out this choice.")
         .def("dropped_tokens", &Handle::dropped_tokens, "count"_a.none(), nb::kw_only(), "stream"_a.none() = nb::none(),
-             "Writes to count [1] how many pairs of an own token and a masked rank the routing dropped.")
+             "Writes to count [1] how many pairs of an own token and a masked rank the routing has dropped.")
         .def("routing", &Handle::routing, "topk_idx"_a.none(), nb::kw_only(), "stream"_a.none() = nb::none(),
              nb::sig("def routing(self, topk_idx: object, *, stream: object = None) -> None"),
-             "Low latency, expert-major: writes to topk_idx [B, K] int32 what was dispatched last, -1 for a dropped "
-             "choice, whatever update's array holds by now.")
+             "Low latency, expert-major: writes to topk_idx [B, K] int32 the routing of the last dispatch, with -1 for "
+             "dropped choices. It does not depend on what update's array holds now.")
         .def("sources", &Handle::sources, "tokens"_a.none(), "ranges"_a.none(), nb::kw_only(),
              "stream"_a.none() = nb::none(),
-             "Low latency, expert-major: where the last dispatch's rows came from. Writes tokens [L, R*M] int32, each "
-             "row's token on its source, and ranges [L, R] int64: rows of a source, and its first row shifted by 32.")
+             "Low latency, expert-major: writes where the last dispatch's rows came from.\n\n"
+             "- tokens [L, R*M] int32: each row's token at its source rank.\n"
+             "- ranges [L, R] int64: the number of rows of a source, plus its first row shifted left by 32 bits.")
         .def_prop_ro("ptr", &Handle::address, "The address of the ncclEpHandle_t, for C code; 0 once it is closed.")
-        .def(
-            "close", &Handle::close,
-            "Destroys the handle. Local, but a pending half is cancelled, which may wait for ranks of other LSA teams. "
-            "Repeating it is fine.")
+        .def("close", &Handle::close,
+             "Destroys the handle. Local. A pending receive half is cancelled, which may wait for ranks of other LSA "
+             "teams. May be called again.")
         .def("destroy", &Handle::close, "The same as close.")
         .def(
             "__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __enter__(self) -> Handle"))

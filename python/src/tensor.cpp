@@ -96,11 +96,15 @@ void bind_tensor(nb::module_& module) {
     nb::class_<Tensor>(module, "Tensor", nb::type_slots(collected<Tensor>()),
                        R"(An array, described once for many calls.
 
-Wherever the library takes an array it takes a Tensor, too; calls with Tensors are quicker, and a Tensor can say what
-an array does not: another type of the same size (dtype: a name, a dtype of NumPy or torch, or NCCL's number), another
-shape of the same bytes, and the registered window that the memory lies in (window: Window, or a number that is an
-ncclWindow_t; window_offset: bytes from its start to the array). It keeps the array alive; nothing is copied.
-Raises InvalidArgument where dtype or shape do not fit the array's bytes.)")
+All calls that take an array also take a Tensor. Calls with Tensors are faster. A Tensor keeps the array alive. Nothing
+is copied. A Tensor can also say what an array cannot:
+
+- dtype: another type of the same size: a name, a dtype of NumPy or torch, or NCCL's number.
+- shape: another shape of the same bytes.
+- window: the registered window that the memory is in: a Window, or a number that is an ncclWindow_t.
+- window_offset: bytes from the window's beginning to the array.
+
+It raises InvalidArgument if dtype or shape does not fit the array's bytes.)")
         .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, uint64_t>(), "buffer"_a.none(), nb::kw_only(),
              "dtype"_a.none() = nb::none(), "shape"_a.none() = nb::none(), "window"_a.none() = nb::none(),
              "window_offset"_a = 0)

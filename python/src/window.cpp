@@ -65,16 +65,16 @@ void bind_windows(nb::module_& module) {
     nb::class_<Memory>(module, "Memory", nb::type_slots(memory_slots),
                        R"(Zeroed bytes that can be registered as a window on every CPU backend, 4096-byte aligned.
 
-It has a buffer: numpy.frombuffer(memory, numpy.float32) is an array in it, torch.frombuffer a tensor. Freed when the
-last of them is gone.)")
+numpy.frombuffer(memory, numpy.float32) makes an array over it, torch.frombuffer a tensor. It is freed with the last of
+them.)")
         .def(nb::init<size_t>(), "size"_a)
         .def_prop_ro("size", &Memory::size, "Bytes.");
 
     nb::class_<Window>(module, "Window", R"(Memory that peers can write, made by Communicator.register_window.
 
-Name it in a Tensor. close() (or leaving its `with` block) deregisters it: collective, before the memory goes. A window
-that is dropped without close() keeps its memory until the process ends.)")
-        .def("close", &Window::close, "Deregisters it; collective. Repeating it is fine.")
+Pass it to a Tensor. close(), or leaving its `with` block, deregisters it. This is collective, and comes before the memory
+is freed. A window that is dropped without close() keeps its memory until the process ends.)")
+        .def("close", &Window::close, "Deregisters it. Collective. May be called again.")
         .def(
             "__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __enter__(self) -> Window"))
         .def(

@@ -43,11 +43,15 @@ class Runtime:
 class ElasticBuffer(Shared):
     """Dispatch and combine between the ranks of a process group, on CPU and CUDA tensors.
 
-    Collective, as its calls are. num_max_tokens_per_rank: M where dispatch does not say it. allow_multiple_reduction:
-    a rank may round its sum of a token's expanded rows before it sends it. Rows are always in the order of source rank
-    and token, regardless of deterministic. prefer_overlap_with_compute: operations take fewer SMs where the call does
-    not say how many. All other arguments are stored and have no effect. A buffer that is dropped
-    without destroy keeps its memory until the same ranks make another buffer, or the process ends.
+    The constructor and all calls are collective. A buffer that is dropped without destroy keeps its memory until the
+    same ranks make another buffer, or the process ends.
+
+    - num_max_tokens_per_rank: M, if a dispatch does not pass it.
+    - allow_multiple_reduction: a rank may round its sum of a token's expanded rows before it sends the sum.
+    - prefer_overlap_with_compute: operations whose call passes no number take fewer SMs.
+    - deterministic: no effect, because rows are always in the order of source rank and token.
+
+    All other arguments are stored and have no effect.
     """
 
     _remedy = "make it anew in each process: ElasticBuffer(process_group, ...)"
@@ -118,7 +122,10 @@ class ElasticBuffer(Shared):
         sm_read_gbs: float = 200,
         sm_write_gbs: float = 50,
     ) -> int:
-        """SMs of operations whose num_sms is 0: by prefer_overlap_with_compute alone, and no more than there are."""
+        """Returns the SMs of operations whose num_sms is 0.
+
+        It depends on prefer_overlap_with_compute alone, and is at most the number of SMs of the GPU.
+        """
         return usual_sms(self.prefer_overlap_with_compute)
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
@@ -154,7 +161,7 @@ class ElasticBuffer(Shared):
         runtime.ranks.cpus.barrier()
 
     def destroy(self) -> None:
-        """Frees everything. Collective; only with explicitly_destroy; repeating it is fine."""
+        """Frees everything. Collective. Needs explicitly_destroy. May be called again."""
         require_state(self.explicitly_destroy, "explicitly_destroy is False, which leaves it to the process's end")
         runtime, self.runtime = self.runtime, None
         if runtime is not None:
@@ -184,9 +191,10 @@ class ElasticBuffer(Shared):
         do_zero_padding: bool = False,
         use_tma_aligned_col_major_sf: bool = False,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]:
-        """Sends each token once to every rank with experts of it, where it has a row, or with do_expand one per expert.
+        """Sends each token once to every rank with experts of it.
 
-        Returns (recv_x, recv_topk_idx, recv_topk_weights, handle, event).
+        There it has one row, or with do_expand one row per expert.
+        It returns (recv_x, recv_topk_idx, recv_topk_weights, handle, event).
         """
         runtime = self._open()
         values, scales = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
@@ -230,9 +238,9 @@ class ElasticBuffer(Shared):
         async_with_compute_stream: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-        """Returns rows to their source ranks and adds them up, with up to two biases [T, H]; weights by column.
+        """Returns rows to their source ranks and sums them there, with up to two biases [T, H].
 
-        Returns (combined_x [T, H], combined_topk_weights [T, K] or None, event).
+        It returns (combined_x [T, H], combined_topk_weights [T, K] or None, event). Weights return by column.
         """
         runtime = self._open()
         if num_sms != 0:

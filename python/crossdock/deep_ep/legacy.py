@@ -60,15 +60,18 @@ class Runtime:
 class Buffer(Shared):
     """Dispatch and combine between the ranks of a process group, on CPU and CUDA tensors.
 
-    group: any ProcessGroup, or None with comm, an mpi4py communicator; either may be a crossdock.Communicator of CPUs,
-    so that ranks can be threads. Collective, as are all calls but get_dispatch_layout. Memory grows with what is
-    dispatched, in steps that all ranks take together; num_nvl_bytes, num_rdma_bytes, num_qps_per_rank and the allow_
-    flags have no effect.
-    low_latency_mode: the low_latency_ functions may be called. Their memory is made here where num_rdma_bytes is no
-    less than get_low_latency_rdma_size_hint said last, and by the first call of another shape, of all ranks together.
-    enable_shrink: ranks that do not answer are masked in low latency; but not while memory is made.
-    explicitly_destroy: destroy() frees everything; without it a dropped buffer keeps its memory until the same ranks
-    make another buffer, or the process ends.
+    The constructor and all calls but get_dispatch_layout are collective. Memory grows with what is dispatched, in steps
+    that all ranks take together.
+
+    - group: any ProcessGroup. Or None, with an mpi4py communicator as comm. Either may be a crossdock.Communicator of
+      CPU ranks, so ranks can be threads.
+    - low_latency_mode: the low_latency_ functions may be called. The constructor allocates their memory if
+      num_rdma_bytes is at least the last result of get_low_latency_rdma_size_hint. For other shapes, their first call
+      allocates, on all ranks together.
+    - enable_shrink: in low latency, ranks that do not answer are masked. This does not hold while memory is allocated.
+    - explicitly_destroy: destroy() frees everything. Without it, a dropped buffer keeps its memory until the same ranks
+      make another buffer, or the process ends.
+    - num_nvl_bytes, num_rdma_bytes (but for low_latency_mode), num_qps_per_rank, allow_...: no effect.
     """
 
     _remedy = "make it anew in each process: Buffer(process_group, ...)"
@@ -117,7 +120,7 @@ class Buffer(Shared):
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """SMs of dispatches and combines in normal mode whose config does not say it; no effect on CPUs."""
+        """Sets the SMs of dispatches and combines in normal mode that have no config. No effect on CPUs."""
         fits = is_whole(new_num_sms, 1) and new_num_sms % 2 == 0
         require(fits, lambda: f"num_sms is {new_num_sms!r}, allowed: positive even numbers")
         Buffer.num_sms = new_num_sms
@@ -235,11 +238,16 @@ class Buffer(Shared):
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, DispatchHandle | None, EventOverlap]:
         """Sends each token once to every rank that has experts of it.
 
-        Returns (recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event); with a
-        handle, all between first and last are None. x: [T, H], or (values, scales [T, S] of 4 bytes each). A handle
-        stays valid for any number of later calls. Without a handle, rows go to the ranks of topk_idx, or without it to
-        those of is_token_in_rank; where they do not match, or counts do not, only CPUs report it. On GPUs such a call
-        waits for the device twice.
+        It returns (recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event). With a
+        handle, only recv_x and event are not None.
+
+        - x: [T, H], or (values, scales [T, S] of 4 bytes each).
+        - handle: may be used for any number of later calls.
+        - topk_idx: without a handle, rows go to the ranks that it names.
+        - is_token_in_rank: rows go to these ranks if there is neither handle nor topk_idx. If it does not match
+          topk_idx, or counts do not, CPUs report it, and GPUs do not.
+
+        On GPUs, a call without a handle waits for the device twice.
         """
         runtime, sms = self._open(), sizes.sms_of(config, Buffer.num_sms)
         values, scales = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
@@ -312,14 +320,15 @@ class Buffer(Shared):
         use_nvfp4: bool = False,
         x_global_scale: torch.Tensor | None = None,
     ) -> tuple[Any, torch.Tensor, tuple[Any, ...], EventOverlap, Callable[[], None] | None]:
-        """A row for each token and choice, to [L, R*M, H] by expert.
+        """Sends a row for each token and choice, and receives rows by expert: [L, R*M, H].
 
-        Returns (recv_x, recv_count, handle, event, hook); recv_x is (e4m3, scales) with use_fp8. The memory of recv_x
-        serves again for the second-next dispatch of the same shape, type and stream, unless a tensor or view of it is
-        still held; callers order reads on other streams before that dispatch. If repeated ids bring an expert more than
-        R*M rows, CPUs refuse the call and on GPUs the group fails. The statistics of waiting are the nanoseconds of the
-        whole receive half, on CPUs only. use_nvfp4, of some builds of DeepEP, is refused; x_global_scale is for it and
-        has no effect without it.
+        It returns (recv_x, recv_count, handle, event, hook). With use_fp8, recv_x is (e4m3, scales).
+
+        - The second-next dispatch of the same shape, type and stream writes into the memory of recv_x, unless a tensor
+          or view of it is still held. Order reads on other streams before that dispatch.
+        - If repeated ids bring an expert more than R*M rows, CPUs refuse the call, and on GPUs the group fails.
+        - The statistics of waiting are the nanoseconds of the whole receive half. They are written on CPUs only.
+        - use_nvfp4, of some builds of DeepEP, is refused. x_global_scale belongs to it and has no effect.
         """
         if use_nvfp4:
             refuse(
@@ -369,12 +378,15 @@ class Buffer(Shared):
         src_signals: torch.Tensor | None = None,
         src_signal_expect_value: int | None = None,
     ) -> tuple[torch.Tensor, EventOverlap, Callable[[], None] | None]:
-        """Sums of weight times row over each token's choices, in fp32, rounded once: (combined_x [T, H], event, hook).
+        """Sums weight times row over each token's choices, in fp32, rounded once.
 
-        topk_idx: as dispatched; it may leave choices out (-1) and have a token's choices in another order. An expert to
-        which the token was not dispatched is an error on CPUs and adds nothing on GPUs. use_logfmt
-        allows a lossy transport; here rows are sent as they are. overlap, of some builds of DeepEP, combines rows while
-        a kernel still makes them, and is refused; the arguments after it belong to it and have no effect.
+        It returns (combined_x [T, H], event, hook).
+
+        - topk_idx: as dispatched. It may leave out choices (-1), and have a token's choices in another order. An expert
+          to which the token was not dispatched is an error on CPUs, and adds nothing on GPUs.
+        - use_logfmt: has no effect. Rows are sent as they are.
+        - overlap: of some builds of DeepEP, combines rows while a kernel still makes them. It is refused. The arguments
+          after it belong to it and have no effect.
         """
         if overlap:
             refuse(

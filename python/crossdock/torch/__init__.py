@@ -5,7 +5,7 @@
     received = exchange.dispatch(tokens, topk_idx, topk_weights)     # rows of this rank's experts
     result = exchange.combine(experts(received), received)          # [B, H], summed over ranks
 
-Both modes and both devices work the same way: low latency and high throughput, CPU and CUDA.
+It works in the same way in both modes and on both devices: low latency and high throughput, CPU and CUDA.
 """
 
 from __future__ import annotations

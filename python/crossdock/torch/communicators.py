@@ -17,13 +17,14 @@ from crossdock.errors import InvalidUsage
 
 
 def communicator_of(group: Any = None) -> Communicator:
-    """The Communicator of a process group (None: the default one); collective over its ranks.
+    """Returns the Communicator of a process group (None: the default one). Collective over its ranks.
 
-    A group of NCCL gives its own communicator, which is borrowed: destroy the process group after the Groups. A group
-    of CPUs (gloo) is used once, to introduce its processes to each other; on several hosts its ranks must be numbered
-    host by host.
-    InvalidUsage: torch.distributed is not initialised, this process is not in the group, or a group of NCCL has no
-    communicator, one of another size, or one of an NCCL that is too old.
+    - A group of NCCL lends its own communicator. Destroy the process group after the Groups.
+    - A group of CPUs (gloo) is used once, to introduce its processes to each other. On several hosts its ranks must be
+      numbered host by host.
+
+    It raises InvalidUsage if torch.distributed is not initialised, if this process is not in the group, or if a group
+    of NCCL has no communicator, one of another size, or one of an NCCL that is too old.
     """
     if not dist.is_initialized():
         raise InvalidUsage("torch.distributed is not initialised: call init_process_group first")

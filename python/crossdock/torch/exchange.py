@@ -64,11 +64,13 @@ def _check_recipes(
 
 
 class Received(NamedTuple):
-    """The result of a dispatch: N rows for this rank's experts, of which only those with an expert count.
+    """The result of a dispatch: N rows for this rank's experts. Only rows that have an expert count.
 
-    rows [N, H]; weights [N, K] fp32 and experts [N, K] int64, ids of local experts (0 .. L-1) or -1, the same in both
-    modes; unused rows have -1 everywhere and are zero (with zero_copy they hold what was there). ticket has the
-    dispatch's number, for the combine that belongs to it; num_tokens is B.
+    - rows [N, H]: unused ones are zero. With zero_copy they hold what was there before.
+    - weights [N, K] fp32: the routing weights.
+    - experts [N, K] int64: ids of local experts (0 .. L-1), or -1. Unused rows have -1 everywhere.
+    - ticket: the dispatch's number, for the combine that belongs to it.
+    - num_tokens: B, the number of this rank's own tokens.
     """
 
     rows: torch.Tensor
@@ -81,22 +83,28 @@ class Received(NamedTuple):
 class Exchange(Shared):
     """Dispatch and combine with gradients between the ranks of a communicator.
 
-    comm: a Communicator, or what Communicator.adopt takes. num_experts: E; num_topk: K choices per token; max_tokens:
-    most tokens per rank and step (M); hidden: H elements per row. algorithm: LOW_LATENCY (N = R*M rows, always) or
-    HIGH_THROUGHPUT (N = max_rows, by default R*M, the most that can come). dtype: of tokens; bf16, fp16 or fp32.
-    max_in_flight: how many dispatches can be open, that is, not yet gone backward: layers times micro-batches.
-    recipe: NONE, or DS_FP8E3M4: rows travel to their experts as 8-bit floats with a scale for each 128 elements, and
-    arrive as dtype again (bf16, H a multiple of 128). combine_recipe: NONE, or NVFP4 on the way back (low latency,
-    bf16, H a multiple of 32). Gradients travel as they are, as if nothing had been rounded.
-    zero_copy: peers write rows straight into this exchange's memory (not with a recipe): received.rows is memory that
-    dispatch number n + max_in_flight writes again. fields: further ones of GroupConfig.
-    Creating and closing it is collective; use it as a context manager.
+    Making it and closing it are collective. Use it as a context manager.
 
-    All ranks make the same calls in the same order, also in the backward pass, where autograd ensures it if the ranks
-    run the same model. A CUDA graph captures the calls with their tensors: replays read what these hold at that time.
-    A captured dispatch permanently occupies one of max_in_flight.
+    - comm: a Communicator, or what Communicator.adopt takes.
+    - num_experts: E, of all ranks. num_topk: K choices per token. max_tokens: M, the most tokens per rank and step.
+      hidden: H elements per row.
+    - algorithm: LOW_LATENCY receives N = R*M rows. HIGH_THROUGHPUT receives N = max_rows rows.
+    - dtype: of the tokens, bf16, fp16 or fp32.
+    - max_rows: high throughput; by default R*M, the most that can come.
+    - max_in_flight: how many dispatches may wait for their backward pass: layers times micro-batches.
+    - recipe: DS_FP8E3M4 sends rows to their experts as 8-bit floats with a scale per 128 elements. They arrive as
+      dtype again. It needs bf16, and H a multiple of 128.
+    - combine_recipe: NVFP4 returns rows as 4-bit floats. It needs low latency, bf16, and H a multiple of 32.
+    - zero_copy: peers write rows directly into this exchange's memory. It excludes recipe. Dispatch n + max_in_flight
+      overwrites the received.rows of dispatch n.
+    - fields: further ones of GroupConfig.
 
-    Copies of a module share its exchange (copy.deepcopy gives the same one), so their dispatches count as its own, and
+    Gradients are never quantised.
+    All ranks make the same calls in the same order. In the backward pass autograd ensures this if the ranks run the
+    same model.
+    A CUDA graph captures the calls with their tensors. Replays read what the tensors hold at that time. A captured
+    dispatch permanently occupies one of max_in_flight.
+    Copies of a module share its exchange: copy.deepcopy returns the same one. So their dispatches count together, and
     closing it closes it for all. It cannot be pickled.
     """
 
@@ -186,9 +194,9 @@ class Exchange(Shared):
         return self.algorithm == Algorithm.LOW_LATENCY
 
     def dispatch(self, tokens: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> Received:
-        """Sends tokens [B, H] to their experts' ranks: topk_idx [B, K] int32 or int64, topk_weights [B, K] fp32.
+        """Sends tokens [B, H] to the ranks of their experts.
 
-        Gradients come back for tokens and topk_weights.
+        topk_idx is [B, K] int32 or int64, topk_weights [B, K] fp32. Tokens and topk_weights get gradients.
         """
         operators.refuse_forward_mode(tokens, topk_weights)
         rows, weights, experts, ticket = torch.ops.crossdock.dispatch(
@@ -199,12 +207,13 @@ class Exchange(Shared):
     def start_dispatch(
         self, tokens: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
     ) -> Callable[[], Received]:
-        """The send half of a dispatch; the function that it returns is the receive half, to be called once.
+        """The send half of a dispatch. It returns the receive half as a function, which you call once.
 
-        On GPUs, work that is enqueued between the two runs while rows travel; between them only other dispatches'
-        receive halves may be called. Two dispatches can be without their receive half; one whose function is dropped
-        without a call is given up. High throughput has no halves: there all is done by the first. Gradients come
-        back as dispatch's do, but torch.compile cannot take this apart from its program, as it can dispatch.
+        - On GPUs, work that you enqueue between the halves runs while rows travel.
+        - Between the halves, call nothing of this exchange but the receive halves of other dispatches.
+        - Two dispatches can wait for their receive halves. A dispatch whose function is dropped is given up.
+        - High throughput has no halves: the first call does everything.
+        - Gradients are those of dispatch. torch.compile cannot compile this call, as it does dispatch.
         """
         operators.refuse_forward_mode(tokens, topk_weights)
         # As torch does for operators: memory is sent, which does not hold the elements if the negative bit is set.
@@ -213,7 +222,10 @@ class Exchange(Shared):
         return lambda: Received(*operators.receive(tokens, topk_weights, finish), tokens.shape[0])
 
     def combine(self, rows: torch.Tensor, received: Received) -> torch.Tensor:
-        """Returns rows [N, H], weighted already and placed as received.rows, to their source ranks: [B, H] sums."""
+        """Returns rows [N, H] to their source ranks, and there their sums [B, H].
+
+        The rows have been weighted already, and are in the places of received.rows.
+        """
         operators.refuse_forward_mode(rows)
         result: torch.Tensor = torch.ops.crossdock.combine(rows, received.ticket, received.num_tokens, self.key)
         return result

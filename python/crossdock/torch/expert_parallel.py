@@ -13,9 +13,9 @@ from crossdock.torch.exchange import Exchange, Received
 
 
 def apply_experts(experts: Iterable[nn.Module], received: Received) -> Tensor:
-    """Every row through its local experts, weighted and summed: [N, H], ready for Exchange.combine.
+    """Passes every row through its local experts, and returns their weighted sums [N, H], ready for Exchange.combine.
 
-    While a CUDA graph is captured, every expert sees all N rows, since their number must not depend on the routing.
+    While a CUDA graph is captured, every expert sees all N rows, because their number must not depend on the routing.
     """
     is_captured = received.rows.is_cuda and torch.cuda.is_current_stream_capturing()
     result = torch.zeros_like(received.rows)
@@ -35,10 +35,13 @@ def apply_experts(experts: Iterable[nn.Module], received: Received) -> Tensor:
 class ExpertParallel(nn.Module):
     """x [..., H] -> [..., H]: a router chooses K of E experts for each token, and this rank hosts L of them.
 
-    gate: x [B, H] -> logits [B, E], replicated on all ranks. experts: this rank's L modules, rows [n, H] -> [n, H].
-    Weights are the softmax over the chosen logits. Mode and recipe are the exchange's. shared_expert, if given, sees
-    every token and is added; with overlap, in low latency, it runs between the halves of the dispatch, while rows
-    travel (not in torch.compile, which takes a dispatch as one operator). A step has at most exchange.max_tokens tokens per rank; a rank may have none.
+    - exchange: its mode and recipes are those of the layer. A step has at most exchange.max_tokens tokens per rank. A
+      rank may have none.
+    - gate: x [B, H] -> logits [B, E], replicated on all ranks. The weights are the softmax over the K chosen logits.
+    - experts: this rank's L modules, each rows [n, H] -> [n, H].
+    - shared_expert: sees every token, and its result is added.
+    - overlap: in low latency, the shared expert runs between the halves of the dispatch, while rows travel. Under
+      torch.compile it does not, because there a dispatch is one operator.
     """
 
     def __init__(

@@ -15,11 +15,12 @@ ALIGNMENT = 256  # bytes, of every tensor's start
 
 
 class SymmetricMemory(Shared):
-    """Memory of the same size on every rank, registered as one window; empty() makes tensors in it.
+    """Memory of the same size on every rank, registered as one window. empty() makes tensors in it.
 
-    A dispatch whose receive tensor is named by of(tensor) has its rows written by the peers themselves, without a
-    staging copy, in rank-major low latency and in flat high throughput. Collective, as is close(); with windows that
-    peers write, a tensor is not touched from the moment any rank may start the operation until it is over.
+    Making it and closing it are collective.
+    If a dispatch receives into of(tensor), peers write their rows into the tensor, without a staging copy. This holds
+    in rank-major low latency and in flat high throughput. Do not touch such a tensor from the moment when any rank may
+    start the operation until it is complete.
     """
 
     _remedy = "make it anew in each process: SymmetricMemory(communicator, num_bytes)"
@@ -51,9 +52,10 @@ class SymmetricMemory(Shared):
         return -(-torch.Size(shape).numel() * dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The next part of the memory as a tensor, zeroed initially. All ranks make the same ones in the same order.
+        """Returns the next part of the memory as a tensor, initially zero.
 
-        It stays valid after close(), but then as ordinary memory. InvalidArgument: not enough is left.
+        All ranks make the same tensors in the same order.
+        After close() it stays valid, as ordinary memory. InvalidArgument: not enough memory is left.
         """
         self._expect_open()
         if any(extent < 0 for extent in shape):
