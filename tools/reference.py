@@ -4,8 +4,8 @@
 
     reference.py OUT.md
 
-A comment that stands directly before a declaration is its text; a line `---- Title ----` in a comment starts a section;
-the comments of a struct's or an enumeration's members stay in its code. In a text, lines that begin like `name: ...`
+A comment that stands directly before a declaration is its text, which follows the declaration. A line `---- Title ----`
+in a comment starts a section. The comments of members stay in the code; private members are left out. In a text, lines that begin like `name: ...`
 and lines with indented ones below them become items of a list, and so do the indented lines below one that ends with a
 colon. Nothing else is understood, and nothing is lost.
 """
@@ -22,7 +22,8 @@ SECTION = re.compile(r"^-{3,} *(.+?) *-{3,}$")
 FRAME = re.compile(
     r"""^(\#ifndef\ \w+_H(PP)?_\n\#define\ \w+_H(PP)?_ | \#endif\ .*_H(PP)?_.* | \#include\ .* |
         (?P<guarded>\#if\ defined\(__GNUC__\)\n)?\#pragma\ GCC\ visibility\ .*(?(guarded)\n\#endif) |
-        \#ifdef\ __cplusplus\n(extern\ "C"\ \{|\})\n\#endif | namespace\ \w+\ \{ | \}\ +//\ namespace.*)$""",
+        \#ifdef\ __cplusplus\n(extern\ "C"\ \{|\})\n\#endif | namespace\ \w+\ \{ | (//.*\n)?inline\ namespace\ \w+\ \{ |
+        \}\ +//\ namespace.*)$""",
     re.MULTILINE | re.VERBOSE)
 
 # The name that a declaration introduces: the first of these that is found.
@@ -43,6 +44,8 @@ def paragraphs(text):
         if not paragraph[0].lstrip().startswith("//") or not line.startswith("//"):
             in_comment = (in_comment or line.startswith("/*")) and "*/" not in line
             depth += line.count("{") - line.count("}")
+    if paragraph:
+        raise ValueError(f"a brace or a comment is not closed: {paragraph[0]}")
 
 
 def split_comment(paragraph):
@@ -116,26 +119,28 @@ def prose_of(lines, anchors):
             continue
         is_item = re.match(r"[^ -]", line) and not line.endswith(":") and (OPENS_ITEM.match(line) or re.match(r"  [^ -]", following))
         line = re.sub(r"([*<|])", r"\\\1", line)
+        line = re.sub(r"\b\w+->\w+(\[\w+\])?", r"`\g<0>`", line)  # a field is code, and stays on one line
         line = re.sub(r"\b(ncclEp|crossdock)[A-Z]\w+(\(\))?|\b(NCCL|CROSSDOCK)_\w+\b", name, line)
         yield "- " + line if is_item else line
 
 
 def describe(header, anchors):
-    yield f"# {header}\n"
+    yield f"## {header}\n"
     text = FRAME.sub("", (ROOT / "include" / header).read_text())
     for paragraph in paragraphs(text):
         comment, code = split_comment(paragraph)
         sections = [SECTION.match(line.strip()) for line in comment]
         for section in filter(None, sections):
-            yield f"## {section.group(1)}\n"
+            yield f"### {section.group(1)}\n"
         prose = [line for line, section in zip(comment, sections) if not section and "SPDX-" not in line]
         # Macros without a comment are what their section says.
         if code and title_of(code) and (any(prose) or not code[0].startswith("#")):
-            yield f"### {title_of(code)}\n"
+            yield f"#### {title_of(code)}\n"
+        if code:
+            public = re.sub(r"\n+  private:\n.*?(?=\n\};)", "", "\n".join(code), flags=re.DOTALL)
+            yield f"```{'cpp' if header.endswith('.hpp') else 'c'}\n{public}\n```\n"
         if any(prose):
             yield "\n".join(prose_of(prose, anchors)).strip("\n") + "\n"
-        if code:
-            yield "```c\n" + "\n".join(code) + "\n```\n"
 
 
 def main():
@@ -143,15 +148,18 @@ def main():
         sys.exit(__doc__)
     out = pathlib.Path(sys.argv[1])
     out.parent.mkdir(parents=True, exist_ok=True)
-    heading = re.compile(r"^### (\w+)$", re.MULTILINE)
+    heading = re.compile(r"^#### (\w+)$", re.MULTILINE)
     # Once to learn the names, once more with links to them.
     anchors = {name for header in HEADERS for name in heading.findall("\n".join(describe(header, set())))}
     pages = ["\n".join(describe(header, anchors)) for header in HEADERS]
+    for header, page in zip(HEADERS, pages):
+        if not heading.search(page):
+            sys.exit(f"reference.py finds no declaration in include/{header}")
     index = [f"- [{header}](#{re.sub('[^a-z0-9_-]', '', header.lower())}): " +
              ", ".join(f"[{name}](#{name.lower()})" for name in heading.findall(page) if not name.isupper())
              for header, page in zip(HEADERS, pages)]
-    out.write_text("<!-- Made from the public headers by tools/reference.py. -->\n\n" + "\n".join(index) + "\n\n" +
-                   "\n".join(pages))
+    out.write_text("<!-- Made from the public headers by tools/reference.py. -->\n\n# C and C++\n\n" +
+                   "\n".join(index) + "\n\n" + "\n".join(pages))
     print(f"{out}: {len(anchors)} declarations of {len(HEADERS)} headers")
 
 

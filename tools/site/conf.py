@@ -42,9 +42,17 @@ def add_contents(_app, name, source):
 
 
 def as_plain_text(_app, _what, _name, _object, _options, lines):
-    """Docstrings are plain text: no sign in them is markup, and a block that is indented keeps its lines."""
-    shown, inside = [], False
+    """Docstrings are plain text: no sign in them is markup but "- " before an item of a list, and a block that is
+    indented keeps its lines."""
+    shown, inside, in_item = [], False, False
     for line in lines:
+        is_item = line.startswith("- ")
+        if is_item and not in_item:
+            shown.append("")
+        in_item = is_item or (in_item and line.startswith("  "))
+        if in_item:
+            shown.append(re.sub(r"([*|`_\\])", r"\\\1", line))
+            continue
         is_indented = line.startswith(" ")
         if is_indented and not inside:
             shown += ["", "::", ""]
