@@ -177,7 +177,7 @@ int Options::max_tokens() const { return *std::max_element(tokens.begin(), token
 
 std::optional<int> parse_options(int argc, char** argv, Options& options) {
     CLI::App app(
-        "Times dispatch, combine, both in a row (pair) and, in high throughput, the update, beside a lower bound "
+        "Times dispatch, combine, one after the other (pair) and, in high throughput, the update, beside a lower bound "
         "measured in the same run.",
         "ep_bench");
     Words words;
@@ -202,7 +202,8 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     add_list("--sms", options.sms, 0, 1024, "most SMs per operation, a list; 0: the library chooses (0)");
     app.add_option("--layout", words.layout, "em: expert-major, rm: rank-major, flat (ll: em; ht: flat)")
         ->check(one_of({"em", "rm", "flat"}));
-    app.add_option("--recipe", words.recipe, "dispatch: none, fwd (e4m3 rows and scales as they are), fp8 (none)")
+    app.add_option("--recipe", words.recipe,
+                   "dispatch: none, fwd (sends e4m3 rows with their scales), fp8 (quantises) (none)")
         ->check(one_of({"none", "fwd", "fp8"}));
     app.add_option("--combine-recipe", words.combine_recipe,
                    "ht, em: none, mxfp8 (e4m3 and a scale per 32 elements between ranks) (none)")
@@ -213,7 +214,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     app.add_option("--skew", options.skew_us, "delay of the last rank's start after the first one's, us (0)")
         ->check(tools::number_range(0, 1e6))
         ->type_name("US");
-    app.add_flag("--windows", options.windows, "outputs and expert rows lie in windows (zero copy)");
+    app.add_flag("--windows", options.windows, "outputs and expert rows are in windows (zero copy)");
     app.add_option("--sums", words.sums, "em: combine sums at the source rank (exact) or first at the sender (exact)")
         ->check(one_of({"sender", "exact"}));
     app.add_flag("--backward", options.backward, "ht: the backward pass's dispatch and combine");
@@ -222,7 +223,8 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
            "ht: rows or padded slots that a rank can receive (flat: ranks x tokens; em: what the routing needs)")
         ->check(integer_range(1, INT32_MAX));
     app.add_flag("--eager", options.eager, "ht: no budget, receive tensors of the rows routed to the rank");
-    app.add_flag("--elastic", options.elastic, "ht: elastic dispatches and combines, with all that comes with a row");
+    app.add_flag("--elastic", options.elastic,
+                 "ht: elastic dispatches and combines: packed rows with ids, weights and origins");
     app.add_option("--alignment", options.alignment, "ht, em: alignment of an expert's rows, a power of two (1)")
         ->check(integer_range(1, 1 << 20));
     CLI::Option* iterations =
@@ -237,7 +239,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     app.add_flag("--kernels", options.kernels, "--backend cuda: also time the kernels, by CUPTI");
     app.add_flag("--overlap", options.overlap, "--backend cuda: also time a matrix product between the halves");
     app.add_flag("--int32-ids", options.int32_ids, "ll: topk_idx is int32 instead of int64");
-    app.add_flag("--masks", options.masks, "ll: a group with enable_mask, which goes on without lost ranks");
+    app.add_flag("--masks", options.masks, "ll: a group with enable_mask, which continues without lost ranks");
     app.add_flag("--split", options.split, "ll: run each operation as a send half and ncclEpComplete");
     app.add_option("--handles", options.num_handles, "also time this many passes, each with its own handle (0)")
         ->check(integer_range(0, 10000000));

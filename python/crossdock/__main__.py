@@ -12,12 +12,12 @@ from crossdock.cli import a2sgd_study, bench, demo, doctor, plot, run
 from crossdock.errors import Error
 
 COMMANDS = {
-    "demo": (demo, "one Mixture-of-Experts layer over ranks of this machine, checked"),
-    "bench": (bench, "time of dispatch and combine against the number of tokens, beside memcpy"),
-    "doctor": (doctor, "what this machine has, and what would be used"),
-    "plot": (plot, "a picture of a demo's or a benchmark's JSON"),
-    "run": (run, "an unchanged program that uses nccl_ep.h, nccl.ep, TransformerEngine or DeepEP, on Crossdock"),
-    "a2sgd-study": (a2sgd_study, "what gradient averaging in 64 bits per step buys, by experiment"),
+    "demo": (demo, "run one Mixture-of-Experts layer over ranks of this machine, and check it"),
+    "bench": (bench, "time dispatch and combine against the number of tokens, beside memcpy"),
+    "doctor": (doctor, "show what this machine has, and what Crossdock would use"),
+    "plot": (plot, "draw the JSON of demo or bench"),
+    "run": (run, "run an unchanged program that uses nccl_ep.h, nccl.ep, TransformerEngine or DeepEP"),
+    "a2sgd-study": (a2sgd_study, "measure what gradient averaging with 64 bits per step costs in accuracy"),
 }
 OPTIONAL = ("matplotlib", "rich", "sklearn", "torch")  # packages that the commands may miss
 

@@ -42,7 +42,7 @@ void Group::mask_clean(cudaStream_t stream) {
     expect_working();
     expect_masks();
     DeviceScope device(runtime());
-    require(!runtime().is_capturing(stream), ncclInvalidUsage, "ncclEpMaskClean can not be captured into a graph");
+    require(!runtime().is_capturing(stream), ncclInvalidUsage, "ncclEpMaskClean cannot be captured into a graph");
     for (const auto& arena : arenas_) {
         require(arena->pending_splits == 0, ncclInvalidUsage,
                 "{} send_only operations are pending: complete them before ncclEpMaskClean", arena->pending_splits);

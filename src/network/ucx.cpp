@@ -246,7 +246,7 @@ std::vector<std::byte> UcxWorker::address() const {
 }
 
 bool UcxWorker::connect(uint32_t peer, std::span<const std::byte> address) {
-    require(is_ucx_address(address), ncclRemoteError, "rank {} sent {} bytes that are no address of UCX", peer,
+    require(is_ucx_address(address), ncclRemoteError, "rank {} sent {} bytes that are not a UCX address", peer,
             address.size());
     ucp_ep_params_t params = {};
     params.field_mask =

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What A2SGD costs in accuracy: the same training with dense averaging, A2SGD, Top-K, QSGD and no communication at all.
+"""Measures what A2SGD costs in accuracy: trains with dense averaging, A2SGD, Top-K, QSGD and without communication.
 
 Prints a table for each task, and writes JSON and plots."""
 
@@ -18,12 +18,12 @@ from typing import Any
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", default="digits,text", help="digits, text, or both (digits,text)")
     parser.add_argument("--workers", default="4,8", help="numbers of workers, a list (4,8)")
-    parser.add_argument("--seeds", type=int, default=3, help="runs that differ in their seed alone (3)")
-    parser.add_argument("--epochs", type=int, default=0, help="0: those of the task (30 and 8)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at once (as many as CPUs)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (3)")
+    parser.add_argument("--epochs", type=int, default=0, help="0: 30 for digits, 8 for text (0)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs in parallel (one per CPU)")
     parser.add_argument("--json", default="", help="folder for TASK.json")
     parser.add_argument("--plots", default="", help="folder for a2sgd_TASK.svg")
-    parser.add_argument("--read", default="", help="folder with TASK.json of an earlier run: only tables and plots")
+    parser.add_argument("--read", default="", help="folder with TASK.json of an earlier run: show it, train nothing")
 
 
 def _cpu() -> str:

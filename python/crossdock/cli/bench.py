@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time of dispatch and combine against the number of tokens, beside memcpy of the delivered bytes.
+"""Times dispatch and combine against the number of tokens, beside memcpy of the delivered bytes.
 
 The JSON has the form of ep_bench's, the benchmark in C++, which measures more.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Mixture-of-Experts layer over ranks of this machine; all results are checked."""
+"""Runs one Mixture-of-Experts layer over ranks of this machine, and checks all results."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine has, and what Crossdock would use; with --pid, what a running process has loaded."""
+"""Shows what this machine has, and what Crossdock would use; with --pid, what a running process has loaded."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plugin", default="", metavar="FILE", help="NCCL's network plugin, libnccl-rma-crossdock.so (NCCL_RMA_PLUGIN)"
     )
-    parser.add_argument("--check", action="store_true", help="start nothing, print what installed engines would use")
+    parser.add_argument("--check", action="store_true", help="start nothing, print what each engine would use")
     parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is the name of a Python module")
     # The program and its arguments in one: argparse takes a "--" away only where it follows an argument of its own.
     what = "Python script or any other command, with its arguments; with -m module"

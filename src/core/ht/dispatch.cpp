@@ -50,7 +50,7 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     // A backward pass need not read the total if the host knows how many rows arrive.
     require(
         !is_eager() || !is_capturing || (direction == NCCL_EP_BWD_PASS && total_), ncclInvalidUsage,
-        "dispatch of an eager group (max_recv_tokens_per_rank 0) can not be captured, but for a backward pass whose "
+        "dispatch of an eager group (max_recv_tokens_per_rank 0) cannot be captured, except for a backward pass whose "
         "number of rows has been asked for: set a budget");
     expect_routing(stream, inputs.tokens, "inputs->tokens");
 
