@@ -481,28 +481,40 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t* handle, ncclEpGroup_t ep_group, 
 // while that memory lives. NULL is a success.
 ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 
-// Sends this rank's B tokens to the ranks of their experts and receives what others send here. Collective, enqueues,
-// never blocks the host in LL; capturable (HT: with a fixed C).
+// Sends this rank's B tokens to the ranks of their experts and receives what others send here. Collective. It enqueues;
+// in LL it never blocks the host. It can be captured; in HT this needs a fixed C.
 //
-// LL expert-major: inputs->tokens [B, H]; outputs->tokens [L, R*M, H]; layout_info->expert_counters [L] int32, written.
-//   expert_offsets and recv_total_counter may be given, int32 or int64: l * R*M and the sum of expert_counters.
-//   The first expert_counters[l] rows of outputs->tokens[l] hold one row per (source rank, token, k) with topk_idx
-//   equal to this rank's expert l, in that order. Rows past them are not written. No weights, no outputs->topk_idx.
-//   Choices past an expert's R*M rows are dropped and add nothing to combine. Only duplicates within a row of topk_idx
-//   can reach that number.
-// LL rank-major: inputs->tokens [B, H], topk_weights [B, K] fp32; outputs->tokens [R, M, H], topk_weights [R, M, K]
-//   fp32, topk_idx [R, M, K] int32. layout_info may be NULL; its src_rank_counters [R] int32 are written, and their sum
-//   in its recv_total_counter, int32 or int64. expert_offsets is ignored. One row per (source rank, token) with an
-//   expert here, tokens in order. Weights of all K choices are copied in source order. topk_idx holds the ids of the
-//   choices hosted here (recv_topk_idx_kind) and -1 elsewhere, and -1 in all unused rows.
-// HT: outputs->tokens [N, H], rows in the order of source rank and token; FLAT: topk_weights [N, K] fp32, topk_idx
-//   [N, K] int64; expert-major: topk_weights [N] fp32, zones of the experts padded with zero rows to the alignment. In
-//   all unused rows, to the end of the tensor or of the budget, topk_idx is -1 and weights are 0. BWD has neither
-//   weights nor topk_idx. Expert-major, the counters of layout_info that are given are written as in an update.
-//   With NCCL_EP_OVERFLOW_DROP the first C rows (expert-major: slots) in that order arrive, and no others. Counters
-//   count what arrives; recv_total_counter counts what would have come without a budget. Every row that is counted,
-//   except padding, has arrived and holds its own token and weight (zeros if its rank was lost, with ht_masks).
-//   NVIDIA's library may also drop tokens whose slots are below C, and has zeros there.
+// LL, expert-major:
+//   - inputs->tokens [B, H], outputs->tokens [L, R*M, H]. There are no topk_weights and no outputs->topk_idx.
+//   - layout_info->expert_counters [L] int32 is required, and is written. The first expert_counters[l] rows of
+//     outputs->tokens[l] hold one row for each (source rank, token, k) with topk_idx equal to this rank's expert l, in
+//     this order. Rows past them are not written.
+//   - expert_offsets and recv_total_counter may be given, as int32 or int64. They get l * R*M, and the sum of
+//     expert_counters.
+//   - Choices past an expert's R*M rows are dropped and add nothing to combine. Only duplicates within a row of
+//     topk_idx can reach that number.
+//
+// LL, rank-major:
+//   - inputs->tokens [B, H], inputs->topk_weights [B, K] fp32.
+//   - outputs->tokens [R, M, H] has one row for each (source rank, token) with an expert here, with tokens in order.
+//   - outputs->topk_weights [R, M, K] fp32 has the weights of all K choices, in the order of the source.
+//   - outputs->topk_idx [R, M, K] int32 has the ids of the choices with an expert here (recv_topk_idx_kind), and -1 for
+//     the others and in all unused rows.
+//   - layout_info may be NULL. Its src_rank_counters [R] int32 are written, and so is their sum in its
+//     recv_total_counter, int32 or int64. expert_offsets is ignored.
+//
+// HT:
+//   - outputs->tokens [N, H], with rows in the order of source rank and token.
+//   - Flat: outputs->topk_weights [N, K] fp32, outputs->topk_idx [N, K] int64.
+//   - Expert-major: outputs->topk_weights [N] fp32. Each expert has a zone, padded with zero rows to the alignment. The
+//     counters of layout_info that are given are written as in an update.
+//   - In all unused rows, to the end of the tensor or of the budget, topk_idx is -1 and weights are 0.
+//   - BWD has neither weights nor topk_idx.
+//   - With NCCL_EP_OVERFLOW_DROP the first C rows (expert-major: slots) in this order arrive, and no others. Counters
+//     count what arrives; recv_total_counter counts what would have come without a budget. NVIDIA's library may also
+//     drop tokens whose slots are below C, and has zeros there.
+//   - Every row that is counted, except padding, has arrived and holds its own token and weight. With ht_masks, it is
+//     zero if its rank was lost.
 //
 // Recipes and data types:
 //   NONE        tokens are bf16, fp16 or fp32, or of one byte: e4m3, e5m2, ncclFloat4x2, uint8, int8. Outputs have the
@@ -559,12 +571,18 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t*
 //   - H may differ from dispatch's.
 //   - Sums are in fp32 and in a fixed order, so results are bitwise equal from run to run.
 //
-// LL expert-major: inputs->tokens [L, R*M, H], outputs->topk_weights [B, K] fp32, which is an input. A token's result
-//   is the sum over k, ascending, of weight times row, rounded once.
-// LL rank-major: inputs->tokens [R, M, H], weighted and summed over the local experts by the caller. A token's result
-//   is the sum of its ranks' rows, in the order of the first k of each, rounded once.
-// HT: inputs->tokens [N, H], weighted by the caller (FLAT: also summed over local experts). BWD also takes
-//   inputs->topk_weights as dispatch's outputs were shaped and returns outputs->topk_weights [B, K] fp32.
+// LL, expert-major:
+//   - inputs->tokens [L, R*M, H]. outputs->topk_weights [B, K] fp32 is an input.
+//   - A token's result is the sum over k, ascending, of weight times row, rounded once.
+//
+// LL, rank-major:
+//   - inputs->tokens [R, M, H]. The caller has weighted the rows and summed them over the local experts.
+//   - A token's result is the sum of its ranks' rows, in the order of the first k of each, rounded once.
+//
+// HT:
+//   - inputs->tokens [N, H]. The caller has weighted the rows. Flat: the caller has also summed them over the local
+//     experts.
+//   - BWD also takes inputs->topk_weights, shaped as dispatch's outputs, and returns outputs->topk_weights [B, K] fp32.
 //
 // Must agree in LL: the call itself, layout and K, the recipe, type and bytes of a row of inputs->tokens, and who sums
 // (crossdockHandleSetSums). A rank that has no token at the rank that differs learns of it only in its next dispatch.
