@@ -24,5 +24,6 @@ install(EXPORT crossdock-targets NAMESPACE crossdock:: DESTINATION ${package_fol
 install(FILES ${PROJECT_BINARY_DIR}/crossdock-config.cmake ${PROJECT_BINARY_DIR}/crossdock-config-version.cmake
     DESTINATION ${package_folder})
 
+file(RELATIVE_PATH prefix_from_pkgconfig ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 configure_file(cmake/crossdock.pc.in ${PROJECT_BINARY_DIR}/crossdock.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/crossdock.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# run.sh BUILD_FOLDER CMAKE_ARGUMENTS...
-# Installs a build into an empty folder, moves it (an installed tree must not know where it was made), and builds and runs
-# a C and a C++ project that use it through find_package(crossdock), and a program that uses pkg-config.
+# run.sh FOLDER CMAKE_ARGUMENTS...
+# FOLDER is a build, which is installed into an empty folder and moved (an installed tree must not know where it was
+# made), or an installed tree. Builds and runs a C and a C++ project that use it through find_package(crossdock), and a
+# program that uses pkg-config.
 set -euo pipefail
-build=$1
+folder=$(cd "$1" && pwd)
 shift
 here=$(cd "$(dirname "$0")" && pwd)
 cmake=${CMAKE:-cmake}
@@ -20,9 +21,12 @@ quietly() {
     fi
 }
 
-quietly "$cmake" --install "$build" --prefix "$work/first"
-mv "$work/first" "$work/prefix"
-prefix=$work/prefix
+prefix=$folder
+if [ -e "$folder/cmake_install.cmake" ]; then
+    quietly "$cmake" --install "$folder" --prefix "$work/first"
+    mv "$work/first" "$work/prefix"
+    prefix=$work/prefix
+fi
 # The Python package's folder for TransformerEngine has a file of that name, too.
 libraries=$(dirname "$(find "$prefix" -name nccl_ep_home -prune -o -name libnccl_ep.so -print)")
 
@@ -45,11 +49,9 @@ for project in consumer_c consumer_cpp; do
 done
 
 if command -v pkg-config >/dev/null; then
-    # The file names the prefix that it was configured for, so tell where the tree is now.
-    package=(pkg-config --define-variable=prefix="$prefix" crossdock)
     export PKG_CONFIG_PATH=$libraries/pkgconfig
     # shellcheck disable=SC2046 # flags are words
-    ${CC:-cc} "$here/consumer_c/main.c" $("${package[@]}" --cflags --libs) -o "$work/with_pkg_config"
-    LD_LIBRARY_PATH=$libraries "$work/with_pkg_config"
-    echo "ok: pkg-config"
+    ${CC:-cc} "$here/../../examples/hello.c" $(pkg-config crossdock --cflags --libs) -o "$work/with_pkg_config"
+    LD_LIBRARY_PATH=$libraries quietly "$work/with_pkg_config"
+    echo "ok: examples/hello.c with pkg-config"
 fi
