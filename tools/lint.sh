@@ -70,6 +70,7 @@ tidy() {
     done | xargs -r -P "$(nproc)" -n 1 clang-tidy -p build/lint --quiet --checks=-bugprone-suspicious-include \
         "${shallow[@]/#/--extra-arg=}" 2>/dev/null
 }
+python() { ruff check -q --output-format concise .; }
 shell() { scripts | xargs -r shellcheck; }
 # Since the rule: a subject of at most 72 characters, for kernels and their building blocks a body, no list of conflicts.
 # A clone without that history has its last commit looked at.
@@ -97,6 +98,7 @@ section "no conditional compilation in kernels" none conditionals
 section "layers include what ARCHITECTURE.md lists" none layers
 section "CUDA in folders cuda, .cu files and src/device only" none cuda_elsewhere
 section "kernels are launched through src/runtime/cuda/launch.cuh" none launches
+section "ruff" python
 section "shellcheck" shell
 section "commit messages" none commit_messages
 section "commits in .git-blame-ignore-revs exist" none ignored_commits

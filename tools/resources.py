@@ -93,8 +93,8 @@ def rows_of(report, code):
 
 def lines_of(rows):
     cells = [COLUMNS] + rows
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
 def rows_in(lines):

@@ -22,7 +22,6 @@ from crossdock.deep_ep.normal import targets_of  # noqa: E402
 from crossdock.deep_ep.streams import tensors_in  # noqa: E402
 from crossdock.deep_ep.utils.math import (  # noqa: E402
     calc_diff,
-    per_token_cast_back,
     per_token_cast_to_fp8,
 )
 

@@ -444,7 +444,7 @@ def test_forms_without_sync_are_compared_by_kernels(most: int, monkeypatch: pyte
 
         for form in (*forms, *forms):
             dispatch(*form)
-        with pytest.raises(AssertionError, match=f"top_k is . on rank ., . on rank .; all ranks must pass the same"):
+        with pytest.raises(AssertionError, match="top_k is . on rank ., . on rank .; all ranks must pass the same"):
             dispatch(*forms[comm.rank])
 
     ep.run_threads(2, program)

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
 import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing  # noqa: E402
+import torch.multiprocessing  # noqa: E402, F811
 
 from crossdock import deep_ep  # noqa: E402
 from crossdock.deep_ep.utils import refs  # noqa: E402

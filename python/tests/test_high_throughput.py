@@ -73,7 +73,7 @@ def flat(comm: ep.Communicator, problem: Problem, budget: int = 0, **fields: Any
 
 
 def expert_major(comm: ep.Communicator, problem: Problem, alignment: int) -> None:
-    rank, local, topk = comm.rank, problem.experts_per_rank, problem.topk_idx[0].shape[1]
+    rank, local = comm.rank, problem.experts_per_rank
     tokens = problem.tokens[rank]
     total, counts, offsets = np.zeros(1, np.int64), np.zeros(local, np.int64), np.zeros(local, np.int64)
     info = ep.LayoutInfo(recv_total_counter=total, expert_counters=counts, expert_offsets=offsets)

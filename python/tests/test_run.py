@@ -364,7 +364,7 @@ def test_modules_that_cannot_be_run(tmp_path: Path) -> None:
     (tmp_path / "package" / "__init__.py").touch()
     (tmp_path / "program.py").write_text("import there_is_none\n")
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path)])
-    for name, lines in (("package", 1), ("package.none", 1)):
+    for name in ("package", "package.none"):
         done = start(*RUN, "-m", name, PYTHONPATH=path)
         *_, last = done.stderr.splitlines()
         assert done.returncode == 1 and last.startswith(f"crossdock: PROGRAM is {name}: No module named {name}")

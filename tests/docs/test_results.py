@@ -12,7 +12,7 @@ from tools.results import data, deep_ep, slim
 from tools.results.markdown import replaced
 from tools.results.svg import Chart, Curve, Panel
 
-SPREAD = dict(zip(data.STATISTICS, (26.5, 30.0, 25.0, 31.0, 26.75, 100)))
+SPREAD = dict(zip(data.STATISTICS, (26.5, 30.0, 25.0, 31.0, 26.75, 100), strict=True))
 TIMING = {"time_us": SPREAD, "graph_operations": 20, "overlap": {"send_us": SPREAD, "loss": 0.034}}
 DOCUMENT = {
     "command": "build/cuda/bench/ep_bench --ranks 2 --json /home/user/ll-example-2xgpu.json",

@@ -5,7 +5,6 @@ A run of deep_ep.jsonl is LIBRARY-MACHINE, such as crossdock-4xh200: crossdock, 
 deep_ep. Its lines are operations of cases (bench/deep_ep_names.py). Figures of DeepEP that were measured in another way
 have metrics of their own: span_us, from the first kernel's start to the last one's end, and kernel_us.
 """
-import re
 
 from tools.results import data
 from tools.results.markdown import table, us, wrap

@@ -10,7 +10,10 @@ def us(value):
 
 def table(headings, rows):
     """Lines of a table; a heading that ends in `:` is of numbers."""
-    line = lambda cells: "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+    def line(cells):
+        return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
     rule = "|" + "|".join("---:" if heading.endswith(":") else "---" for heading in headings) + "|"
     return [line(heading.rstrip(":") for heading in headings), rule, *map(line, rows), ""]
 

@@ -43,7 +43,7 @@ def path(text):
     chain = re.fullmatch(r"\s*M ([-\d.e]+) ([-\d.e]+)\s*(L [-\d.e]+ [-\d.e]+\s*)+", text)
     if chain:
         numbers = [float(word) for word in words if word not in "ML"]
-        points = simplified(list(zip(numbers[::2], numbers[1::2])))
+        points = simplified(list(zip(numbers[::2], numbers[1::2], strict=True)))
         text = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     return rounded(" ".join(text.split()))
 

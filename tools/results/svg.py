@@ -62,7 +62,10 @@ def panel_lines(panel, x0, y0, y_range):
     grid += "".join(f"M{x0} {place_y(y):.1f}h{WIDTH}" for y in y_ticks)
     yield f'<path d="{grid}" stroke="#e0e0e0" fill="none"/>'
     yield f'<path d="M{x0} {y0}v{HEIGHT}h{WIDTH}" stroke="#000" fill="none"/>'
-    text = lambda x, y, words, more="": f'<text x="{x:.1f}" y="{y:.1f}"{more}>{html.escape(words)}</text>'
+
+    def text(x, y, words, more=""):
+        return f'<text x="{x:.1f}" y="{y:.1f}"{more}>{html.escape(words)}</text>'
+
     yield '<g text-anchor="middle">'
     yield text(x0 + WIDTH / 2, y0 - 10, panel.title)
     yield "".join(text(place_x(x), y0 + HEIGHT + 14, number(x)) for x in x_ticks)
@@ -106,7 +109,7 @@ class Chart:
         for i, row in enumerate(self.rows):
             ranges = [panel.y_range() for panel in row]
             shared = min(low for low, _ in ranges), max(high for _, high in ranges)
-            for j, (panel, own) in enumerate(zip(row, ranges)):
+            for j, (panel, own) in enumerate(zip(row, ranges, strict=True)):
                 lines += panel_lines(panel, LEFT + j * (LEFT + WIDTH + RIGHT), TOP + i * (TOP + HEIGHT + BOTTOM),
                                      shared if self.share_y else own)
         for i in (0, 1):

@@ -36,7 +36,7 @@ def load(path, kernels, ranks):
 
 def spans(records):
     """Steps with their ends; a warp's last one ends where it begins."""
-    for record, after in zip(records, [*records[1:], None]):
+    for record, after in zip(records, [*records[1:], None], strict=True):
         continues = after is not None and (after.block, after.warp) == (record.block, record.warp)
         yield Span(record.block, record.warp, record.step, record.us, after.us if continues else record.us)
 
@@ -78,12 +78,12 @@ def draw(aligned, path):
     ranks = sorted({rank for _, rank in aligned})
     figure, grid = plt.subplots(len(kernels), len(ranks), squeeze=False, sharex="row", sharey="row",
                                 figsize=(1.2 + 3.4 * len(ranks), 0.6 + 4.2 * len(kernels)))
-    for kernel, panels in zip(kernels, grid):
+    for kernel, panels in zip(kernels, grid, strict=True):
         of_kernel = [span for (each, _), found in of_key.items() if each == kernel for span in found]
         steps = steps_in_order(of_kernel)
         colours = {step: plt.get_cmap("tab10" if len(steps) <= 10 else "tab20")(i) for i, step in enumerate(steps)}
         end = max(span.end for span in of_kernel)
-        for rank, axes in zip(ranks, panels):
+        for rank, axes in zip(ranks, panels, strict=True):
             found = of_key.get((kernel, rank), [])
             warps = sorted({span.warp for span in found})
             strip = {warp: (i / len(warps), (i + 1) / len(warps)) for i, warp in enumerate(warps)}

@@ -22,7 +22,6 @@ from crossdock._core import (
     Group,
     Handle,
     Layout,
-    LayoutInfo,
     PassDir,
 )
 from crossdock.copies import Shared
