@@ -168,6 +168,7 @@ class Program:
     def __init__(self, options: argparse.Namespace, shape: Shape) -> None:
         import torch
         import torch.distributed as dist
+
         from deep_ep_timing import GRAPH_OPERATIONS, Clock, Team
 
         if options.device == "cuda":

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
+
 from deep_ep_names import FP8_BLOCK, NORMAL_SMS, Case, Shape
 from deep_ep_timing import Clock, Work
 

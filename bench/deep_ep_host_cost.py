@@ -19,9 +19,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from stopwatch import mean_us
-
 import crossdock as ep
+from stopwatch import mean_us
 
 try:
     import torch
@@ -30,6 +29,7 @@ except ImportError:
     sys.exit(77)
 
 from crossdock._core import forget_arrays  # noqa: E402
+
 from crossdock.deep_ep import Buffer, ElasticBuffer  # noqa: E402
 
 NUM_EXPERTS, TOPK, HIDDEN = 4, 2, 128

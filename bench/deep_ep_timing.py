@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
 from stopwatch import mean_us, spread_of
 
 Work = Callable[[], Any]
@@ -109,7 +110,8 @@ class Clock:
             torch.cuda.synchronize()
 
     def release_memory(self) -> None:
-        """Gives the memory of dropped tensors and graphs back to the device, for libraries with allocators of their own."""
+        """Gives the memory of dropped tensors and graphs back to the device, for libraries with allocators of their
+        own."""
         if self.is_gpu:
             torch.cuda.empty_cache()
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stopwatch import mean_us
 
 import crossdock as ep
+from stopwatch import mean_us
 
 
 def c_loop(file: str, handle: ep.Handle, stream: int, arrays: list[ep.Tensor]) -> Callable[[int], float]:

@@ -9,13 +9,22 @@ in a comment starts a section. The comments of members stay in the code; private
 and lines with indented ones below them become items of a list, and so do the indented lines below one that ends with a
 colon. Nothing else is understood, and nothing is lost.
 """
+
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-HEADERS = ["nccl_ep.h", "nccl_ep/ep_enums.h", "nccl_ep/common.hpp", "crossdock.h", "crossdock/error.hpp",
-           "crossdock/communicator.hpp", "crossdock/tensor.hpp", "crossdock/group.hpp"]
+HEADERS = [
+    "nccl_ep.h",
+    "nccl_ep/ep_enums.h",
+    "nccl_ep/common.hpp",
+    "crossdock.h",
+    "crossdock/error.hpp",
+    "crossdock/communicator.hpp",
+    "crossdock/tensor.hpp",
+    "crossdock/group.hpp",
+]
 SECTION = re.compile(r"^-{3,} *(.+?) *-{3,}$")
 
 # Guards, includes and the extern "C" frame say nothing to a reader.
@@ -24,11 +33,18 @@ FRAME = re.compile(
         (?P<guarded>\#if\ defined\(__GNUC__\)\n)?\#pragma\ GCC\ visibility\ .*(?(guarded)\n\#endif) |
         \#ifdef\ __cplusplus\n(extern\ "C"\ \{|\})\n\#endif | namespace\ \w+\ \{ | (//.*\n)?inline\ namespace\ \w+\ \{ |
         \}\ +//\ namespace.*)$""",
-    re.MULTILINE | re.VERBOSE)
+    re.MULTILINE | re.VERBOSE,
+)
 
 # The name that a declaration introduces: the first of these that is found.
-NAMES = [r"^class (\w+)", r"\}\s*(\w+)\s*;", r"typedef[^;{]*?\(\*(\w+)\)", r"^#define +(\w+)",
-         r"(\w+)\s*\([^;{]*\)\s*[;{]", r"typedef[^;{]*?(\w+)\s*;"]
+NAMES = [
+    r"^class (\w+)",
+    r"\}\s*(\w+)\s*;",
+    r"typedef[^;{]*?\(\*(\w+)\)",
+    r"^#define +(\w+)",
+    r"(\w+)\s*\([^;{]*\)\s*[;{]",
+    r"typedef[^;{]*?(\w+)\s*;",
+]
 
 
 def paragraphs(text):
@@ -106,6 +122,7 @@ def with_lists(lines):
 
 def prose_of(lines, anchors):
     """Markdown that looks as the comment was meant: items, escaped signs, names as code and, where known, as links."""
+
     def name(found):
         word = found.group(0)
         target = word.removesuffix("()")
@@ -117,7 +134,11 @@ def prose_of(lines, anchors):
         if line.startswith("    "):  # code
             yield line
             continue
-        is_item = re.match(r"[^ -]", line) and not line.endswith(":") and (OPENS_ITEM.match(line) or re.match(r"  [^ -]", following))
+        is_item = (
+            re.match(r"[^ -]", line)
+            and not line.endswith(":")
+            and (OPENS_ITEM.match(line) or re.match(r"  [^ -]", following))
+        )
         line = re.sub(r"([*<|])", r"\\\1", line)
         line = re.sub(r"\b\w+->\w+(\[\w+\])?", r"`\g<0>`", line)  # a field is code, and stays on one line
         line = re.sub(r"\b(ncclEp|crossdock)[A-Z]\w+(\(\))?|\b(NCCL|CROSSDOCK)_\w+\b", name, line)
@@ -155,11 +176,17 @@ def main():
     for header, page in zip(HEADERS, pages):
         if not heading.search(page):
             sys.exit(f"reference.py finds no declaration in include/{header}")
-    index = [f"- [{header}](#{re.sub('[^a-z0-9_-]', '', header.lower())}): " +
-             ", ".join(f"[{name}](#{name.lower()})" for name in heading.findall(page) if not name.isupper())
-             for header, page in zip(HEADERS, pages)]
-    out.write_text("<!-- Made from the public headers by tools/reference.py. -->\n\n# C and C++\n\n" +
-                   "\n".join(index) + "\n\n" + "\n".join(pages))
+    index = [
+        f"- [{header}](#{re.sub('[^a-z0-9_-]', '', header.lower())}): "
+        + ", ".join(f"[{name}](#{name.lower()})" for name in heading.findall(page) if not name.isupper())
+        for header, page in zip(HEADERS, pages)
+    ]
+    out.write_text(
+        "<!-- Made from the public headers by tools/reference.py. -->\n\n# C and C++\n\n"
+        + "\n".join(index)
+        + "\n\n"
+        + "\n".join(pages)
+    )
     print(f"{out}: {len(anchors)} declarations of {len(HEADERS)} headers")
 
 

@@ -5,8 +5,9 @@
     ./dev resources [--update], or python3 tools/resources.py BUILD_FOLDER [--update]
 
 Reads what tools/nvcc_report.sh kept when the library's .cu files were compiled in that CUDA build. A register more can
-halve the blocks of an SM, and a spill costs bandwidth, so a change is to be seen in review and not in a profile. A build
-for some of the GPUs in the table is compared with their rows."""
+halve the blocks of an SM, and a spill costs bandwidth, so a change is to be seen in review and not in a profile. A
+build for some of the GPUs in the table is compared with their rows."""
+
 import difflib
 import json
 import pathlib
@@ -25,12 +26,25 @@ GIN = "-DCROSSDOCK_GIN_PEERS"  # not in the variant for GIN peers
 # Of an LL kernel's config (kernels/ll/variants.h): a word for each value of its first members.
 HALVES, ORDERS = {"1": "send", "2": "receive", "3": "both"}, {"0": "by rank", "1": "by expert"}
 CONFIGS = {
-    "Dispatch": (HALVES, ORDERS, {"1": "LL128", "2": "plain"}, {"1": "FP8"}, {"true": "transposed"},
-                 {"true": "elastic"}),
+    "Dispatch": (
+        HALVES,
+        ORDERS,
+        {"1": "LL128", "2": "plain"},
+        {"1": "FP8"},
+        {"true": "transposed"},
+        {"true": "elastic"},
+    ),
     "Combine": (HALVES, ORDERS, {"1": "sums"}, {"true": "masks"}, {"true": "own stay"}, {"true": "elastic"}),
 }
-WORDS = {"crossdock::": "", "gpu::": "", "gpu_gin::": "", "<(Peers)0>": "", ", (Peers)0": "", "(Peers)1": "GIN",
-         ">>": "> >"}
+WORDS = {
+    "crossdock::": "",
+    "gpu::": "",
+    "gpu_gin::": "",
+    "<(Peers)0>": "",
+    ", (Peers)0": "",
+    "(Peers)1": "GIN",
+    ">>": "> >",
+}
 
 
 def nvcc_version(nvcc):
@@ -86,9 +100,17 @@ def rows_of(report, code):
         signature, gpu = re.match(r"'(.*)' for '(.*)'", entry).groups()
         kernel = kernel_of(signature)
         hot, rare = code.get(kernel, ("-", "-")) if gpu == COUNTED_GPU else ("-", "-")
-        yield (kernel, gpu, number(r"Used (\d+) registers", entry), number(r"(\d+) bytes smem", entry),
-               number(r"(\d+) bytes stack frame", entry), number(r"(\d+) bytes spill stores", entry),
-               number(r"(\d+) bytes spill loads", entry), hot, rare)
+        yield (
+            kernel,
+            gpu,
+            number(r"Used (\d+) registers", entry),
+            number(r"(\d+) bytes smem", entry),
+            number(r"(\d+) bytes stack frame", entry),
+            number(r"(\d+) bytes spill stores", entry),
+            number(r"(\d+) bytes spill loads", entry),
+            hot,
+            rare,
+        )
 
 
 def lines_of(rows):
@@ -123,14 +145,20 @@ def main():
     if update:
         missing = {row[1] for row in rows_in(committed)} - gpus
         if missing:
-            sys.exit(f"this build has no code for {', '.join(sorted(missing))}, which the table has: configure it with them")
+            sys.exit(
+                f"this build has no code for {', '.join(sorted(missing))}, which the table has: configure it with them"
+            )
         TABLE.write_text("\n".join([title, *lines_of(rows)]) + "\n")
     elif committed[0] != title:
         print(f"{TABLE.relative_to(ROOT)} is of another compiler ({committed[0]}), not compared with nvcc {version}")
     else:
         expected = [row for row in rows_in(committed) if row[1] in gpus]
         if expected != rows:
-            print("\n".join(difflib.unified_diff(lines_of(expected), lines_of(rows), "committed", "this build", lineterm="")))
+            print(
+                "\n".join(
+                    difflib.unified_diff(lines_of(expected), lines_of(rows), "committed", "this build", lineterm="")
+                )
+            )
             sys.exit(f"{TABLE.relative_to(ROOT)} differs: if that is meant, ./dev resources --update and commit it")
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pydoc_data.topics
+
 import torch
 from torch import Tensor
 

@@ -15,9 +15,8 @@ import json
 import sys
 from pathlib import Path
 
-from training import Run, Settings, train_alone, train_rank
-
 import crossdock
+from training import Run, Settings, train_alone, train_rank
 
 ALLOWED_DIFFERENCE = 1e-5
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from model import Model, PlainMoe, Shape, make_expert
-from text import Text
 from torch import Tensor, nn
 
 import crossdock
 import crossdock.torch
+from model import Model, PlainMoe, Shape, make_expert
+from text import Text
 
 
 @dataclass

@@ -26,7 +26,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import crossdock_build_progress as progress
 from scikit_build_core import build as core
 from scikit_build_core.build import (
     build_sdist,
@@ -34,6 +33,8 @@ from scikit_build_core.build import (
     prepare_metadata_for_build_editable,
     prepare_metadata_for_build_wheel,
 )
+
+import crossdock_build_progress as progress
 
 __all__ = [
     "build_editable",
@@ -102,7 +103,9 @@ def find_capabilities() -> list[str]:
         text = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    return sorted(set(re.findall(r"^\d+\.\d+$", text, re.MULTILINE)), key=lambda found: tuple(map(int, found.split("."))))
+    return sorted(
+        set(re.findall(r"^\d+\.\d+$", text, re.MULTILINE)), key=lambda found: tuple(map(int, found.split(".")))
+    )
 
 
 def is_cuda_wanted(settings: Settings) -> tuple[bool, str]:
@@ -158,7 +161,9 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
 
 def with_nccl(requires: list[str], config_settings: Settings) -> list[str]:
     if sys.version_info < MIN_PYTHON:
-        raise SystemExit(f"crossdock needs Python {'.'.join(map(str, MIN_PYTHON))} or newer, not {sys.version.split()[0]}")
+        raise SystemExit(
+            f"crossdock needs Python {'.'.join(map(str, MIN_PYTHON))} or newer, not {sys.version.split()[0]}"
+        )
     if is_cuda_wanted(config_settings)[0] and not find_nccl(config_settings):
         requires.append(NCCL_PACKAGE)
     return requires
@@ -181,8 +186,8 @@ def resolved(config_settings: Settings) -> dict[str, Any]:
     settings["cmake.define.CROSSDOCK_CUDA_ARCHITECTURES"] = architectures
     names = ", ".join(map(named, architectures.split(";")))
     progress.say(
-        f"building the CPU backends and the GPU backend, for {names} ({reason}), with {nvcc} of CUDA {version}. Others: -C "
-        "cmake.define.CROSSDOCK_CUDA_ARCHITECTURES='90;100f'; CPUs only, faster: "
+        f"building the CPU backends and the GPU backend, for {names} ({reason}), with {nvcc} of CUDA {version}. "
+        "Others: -C cmake.define.CROSSDOCK_CUDA_ARCHITECTURES='90;100f'; CPUs only, faster: "
         f"-C {CUDA_SETTING}=OFF"
     )
     return settings
@@ -199,9 +204,7 @@ def building(config_settings: Settings) -> Iterator[dict[str, Any]]:
             yield settings
 
 
-def build_wheel(
-    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
-) -> str:
+def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
     with building(config_settings) as settings:
         return core.build_wheel(wheel_directory, settings, metadata_directory)
 

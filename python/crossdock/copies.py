@@ -53,7 +53,10 @@ def _made(kind: type, fields: dict[str, Any]) -> Any:
 
 def _by_fields(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     kind = type(value)
-    return _made, (kind, {name: getattr(value, name) for name, field in vars(kind).items() if isinstance(field, property)})
+    return _made, (
+        kind,
+        {name: getattr(value, name) for name, field in vars(kind).items() if isinstance(field, property)},
+    )
 
 
 def _of_hooks(value: _core.AllocConfig) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -80,7 +80,8 @@ class Program:
             if self.nccl and found.code < MIN_VERSION:
                 raise InvalidUsage(
                     f"NCCL {found.version} ({found.file}) is loaded in this process already, and {self.nccl.file} "
-                    "would come second: take it out of LD_PRELOAD, or keep Python from importing what loads it at its start"
+                    "would come second: take it out of LD_PRELOAD, or keep Python from importing what loads it at "
+                    "its start"
                 )
         return bool(loaded)
 
@@ -143,7 +144,9 @@ def _expect_same(preloaded_file: str, *ours: str) -> None:
 def _checked_plugin(plugin: str, nccl: Library | None) -> str:
     path = os.path.abspath(plugin)
     if not os.path.isfile(path):
-        raise InvalidUsage(f"--plugin is {plugin}, which is no file: name libnccl-rma-crossdock.so (docs/deployment.md)")
+        raise InvalidUsage(
+            f"--plugin is {plugin}, which is no file: name libnccl-rma-crossdock.so (docs/deployment.md)"
+        )
     library = ask(path, "", *PLUGIN_FUNCTIONS)
     if not library.symbols:
         reason = library.problem or f"it has neither {PLUGIN_FUNCTIONS[0]} nor {PLUGIN_FUNCTIONS[1]}"

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from deep_ep_checks import Problem, arguments_of
+from crossdock._core import count_routing
 
 import crossdock as ep
 import crossdock.deep_ep as deep_ep
-from crossdock._core import count_routing
 from crossdock.deep_ep.utils.math import calc_diff, per_token_cast_back, per_token_cast_to_fp8
+from deep_ep_checks import Problem, arguments_of
 
 REPLAYS = 50
 BURST = 5  # calls in a row that are timed
@@ -79,7 +79,8 @@ def host_us(work: Callable[[], Any]) -> float:
 
 
 def low_latency(rank: int, size: int) -> dict[str, float]:
-    """128 tokens of hidden 7168, top-8 of at most 64 experts per rank; sums, FP8 scales, hooks, graphs; C API beside."""
+    """128 tokens of hidden 7168, top-8 of at most 64 experts per rank; sums, FP8 scales, hooks, graphs; C API
+    beside."""
     tokens, hidden, topk = 128, 7168, 8
     local = max(2, 64 // size)
     problem = on_gpu(Problem(size, [tokens] * size, hidden, topk, local))

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gpu_checks_a2sgd import averaged_tensors, averaging_hook, averaging_optimizer
-from lifetime_checks import elastic_buffers_one_after_another, random_orders
 
 import crossdock as ep
 import crossdock.deep_ep as deep_ep
 import crossdock.torch as ept
 from crossdock import nccl
 from crossdock.torch import token_switch
+from gpu_checks_a2sgd import averaged_tensors, averaging_hook, averaging_optimizer
+from lifetime_checks import elastic_buffers_one_after_another, random_orders
 
 HIDDEN, TOPK, MAX_TOKENS, LOCAL = 512, 4, 32, 4
 MODES = list(ep.Algorithm)

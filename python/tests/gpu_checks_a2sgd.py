@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from test_a2sgd import gradient_of, moved
-from test_a2sgd_torch import backward, flat_gradient, model_of
 from torch.nn.parallel import DistributedDataParallel
 
 import crossdock as ep
 import crossdock.a2sgd as a2
+from test_a2sgd import gradient_of, moved
+from test_a2sgd_torch import backward, flat_gradient, model_of
 
 Comm = ep.Communicator
 

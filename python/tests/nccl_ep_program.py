@@ -3,9 +3,10 @@
 
 import sys
 
-import crossdock
 import nccl.ep as ep
 import torch
+
+import crossdock
 
 
 def run_rank(comm: crossdock.Communicator) -> list[float]:

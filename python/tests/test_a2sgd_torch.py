@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_a2sgd import gradient_of, moved
 
 import crossdock as ep
+from test_a2sgd import gradient_of, moved
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 

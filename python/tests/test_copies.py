@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""copy, pickle and torch.save of the package's objects: values are copied, what ranks have in common is shared, all else
-is refused with what to do instead."""
+"""copy, pickle and torch.save of the package's objects: values are copied, what ranks have in common is shared, all
+else is refused with what to do instead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def expect_shared(thing: Any, remedy: str) -> None:
 
 def expect_not_pickled(thing: Any, remedy: str) -> None:
     for protocol in (2, pickle.HIGHEST_PROTOCOL):
-        with pytest.raises(ep.NotCopyable, match=rf"^{type(thing).__name__} cannot be (copied or )?pickled, .*{remedy}"):
+        with pytest.raises(
+            ep.NotCopyable, match=rf"^{type(thing).__name__} cannot be (copied or )?pickled, .*{remedy}"
+        ):
             pickle.dumps({"held": thing}, protocol)
 
 

@@ -12,11 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
-from deep_ep_checks import Problem, arguments_of  # noqa: E402
+from crossdock._core import count_routing  # noqa: E402
 
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
-from crossdock._core import count_routing  # noqa: E402
 from crossdock.deep_ep import elastic_groups  # noqa: E402
 from crossdock.deep_ep.normal import targets_of  # noqa: E402
 from crossdock.deep_ep.streams import tensors_in  # noqa: E402
@@ -24,6 +23,7 @@ from crossdock.deep_ep.utils.math import (  # noqa: E402
     calc_diff,
     per_token_cast_to_fp8,
 )
+from deep_ep_checks import Problem, arguments_of  # noqa: E402
 
 RANKS = 3
 

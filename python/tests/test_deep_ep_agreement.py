@@ -9,13 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
-from deep_ep_checks import Problem, arguments_of  # noqa: E402
-from test_deep_ep import RANKS, buffer_of, quantised  # noqa: E402
-
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
 from crossdock.deep_ep import elastic_groups  # noqa: E402
 from crossdock.deep_ep.elastic_dispatch import Elastic  # noqa: E402
+from deep_ep_checks import Problem, arguments_of  # noqa: E402
+from test_deep_ep import RANKS, buffer_of, quantised  # noqa: E402
 
 
 def elastic_of(comm: ep.Communicator, **arguments: Any) -> Any:
@@ -321,9 +320,7 @@ def calls_that_differ() -> dict[str, tuple[Call, str]]:
     def too_few(comm: ep.Communicator, worst: int = 16) -> None:
         normal(comm, worst=worst)
 
-    def combine(
-        comm: ep.Communicator, width: int = 256, rows: Any = torch.bfloat16, weights: bool = False
-    ) -> None:
+    def combine(comm: ep.Communicator, width: int = 256, rows: Any = torch.bfloat16, weights: bool = False) -> None:
         buffer, (received, _, own, _, handle, _) = normal(comm, expert=1)
         buffer.combine(received[:, :width].to(rows).contiguous(), handle, own if weights else None)
 
@@ -378,9 +375,7 @@ def calls_that_differ() -> dict[str, tuple[Call, str]]:
             "topk_weights is (None|given) on rank ., (None|given) on rank .",
             weights=True,
         ),
-        "type of x": case(
-            normal, "type of x: .* rank 1 has torch.float16", x=torch.ones(3, 256, dtype=torch.float16)
-        ),
+        "type of x": case(normal, "type of x: .* rank 1 has torch.float16", x=torch.ones(3, 256, dtype=torch.float16)),
         "bytes as x": case(normal, "type of x: .* rank 1 has torch.uint8", x=torch.ones(3, 512, dtype=torch.uint8)),
         "type of scales": case(
             lambda comm, of=torch.float32: normal(comm, (torch.ones(3, 8, dtype=torch.uint8), torch.ones(3, 2).to(of))),

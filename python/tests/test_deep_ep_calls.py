@@ -14,11 +14,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
-import stub_libraries  # noqa: E402
+from crossdock._core import PieceMaker, low_latency_combine, low_latency_dispatch, no_event  # noqa: E402
 
 import crossdock as ep  # noqa: E402
+import stub_libraries  # noqa: E402
 from crossdock import deep_ep  # noqa: E402
-from crossdock._core import PieceMaker, low_latency_combine, low_latency_dispatch, no_event  # noqa: E402
 
 NUM_EXPERTS, TOPK, HIDDEN, TOKENS = 4, 2, 128, 3
 

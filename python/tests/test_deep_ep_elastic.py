@@ -10,13 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
-from deep_ep_checks import Problem  # noqa: E402
-
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
 from crossdock.deep_ep import elastic_groups  # noqa: E402
 from crossdock.deep_ep.streams import tensors_in  # noqa: E402
 from crossdock.deep_ep.utils.math import per_token_cast_back, per_token_cast_to_fp8  # noqa: E402
+from deep_ep_checks import Problem  # noqa: E402
 
 RANKS = 3
 

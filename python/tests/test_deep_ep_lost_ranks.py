@@ -126,9 +126,7 @@ def drops_buffers(rank: int, port: int, told: Any) -> None:
             buffer.dispatch(x, topk_idx=ids, num_experts=2)
         else:
             per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, 2)
-            buffer.dispatch(
-                x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert
-            )
+            buffer.dispatch(x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert)
         begin = time.monotonic()
         del buffer
         gc.collect()

@@ -11,9 +11,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
-from deep_ep_checks import arguments_of  # noqa: E402
-from test_deep_ep import buffer_of  # noqa: E402
-
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
 from crossdock.deep_ep import rows as carried  # noqa: E402
@@ -22,6 +19,8 @@ from crossdock.deep_ep.errors import require  # noqa: E402
 from crossdock.deep_ep.low_latency import explained  # noqa: E402
 from crossdock.deep_ep.ranks import Ranks  # noqa: E402
 from crossdock.deep_ep.utils import math, testing  # noqa: E402
+from deep_ep_checks import arguments_of  # noqa: E402
+from test_deep_ep import buffer_of  # noqa: E402
 
 E, M = 4, 4
 

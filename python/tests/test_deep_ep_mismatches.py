@@ -11,10 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
-from patience import short_timeout_ms  # noqa: E402
-
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
+from patience import short_timeout_ms  # noqa: E402
 
 RANKS, EXPERTS, TOPK, HIDDEN, MOST = 2, 4, 2, 256, 8
 

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from crossdock._core import has_cuda
 
 
@@ -80,5 +79,7 @@ def test_doctor_names_the_nccl_that_is_loaded(old_nccl: Path) -> None:
         env=os.environ | {"CROSSDOCK_NCCL_LIBRARY": str(old_nccl)},
     )
     assert done.returncode == 0, done.stderr
-    judgement = f"2.28.9 ({old_nccl}), too old" if has_cuda else f"({old_nccl}); this build of Crossdock does not use it"
+    judgement = (
+        f"2.28.9 ({old_nccl}), too old" if has_cuda else f"({old_nccl}); this build of Crossdock does not use it"
+    )
     assert judgement in done.stdout

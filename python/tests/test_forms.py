@@ -9,7 +9,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
-import crossdock as ep  # noqa: E402
 from crossdock._core import (  # noqa: E402
     Forms,
     column_sums,
@@ -18,6 +17,8 @@ from crossdock._core import (  # noqa: E402
     largest_id,
     route_and_dispatch,
 )
+
+import crossdock as ep  # noqa: E402
 
 
 class Tagged(torch.Tensor):  # type: ignore[name-defined]

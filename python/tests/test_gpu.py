@@ -18,12 +18,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 if not torch.cuda.is_available():
     pytest.skip("no GPU: skipped", allow_module_level=True)
 
+import crossdock as ep  # noqa: E402
 import gpu_checks  # noqa: E402
-
 from test_guide import run_first_program  # noqa: E402
 from test_tutorials import run_tutorial  # noqa: E402
-
-import crossdock as ep  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 CHECKS = [check.__name__ for check in gpu_checks.CHECKS]

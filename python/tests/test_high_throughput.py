@@ -8,9 +8,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from reference import Problem, combined, expert_factor, random_problem, rows_of_expert, rows_of_rank
 
 import crossdock as ep
+from reference import Problem, combined, expert_factor, random_problem, rows_of_expert, rows_of_rank
 
 
 def group_of(comm: ep.Communicator, problem: Problem, **fields: Any) -> ep.Group:

@@ -11,11 +11,11 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import pytest
+
+import crossdock as ep
 from reference import Problem, random_problem
 from test_high_throughput import flat
 from test_low_latency import expert_major
-
-import crossdock as ep
 
 
 def free_address() -> str:

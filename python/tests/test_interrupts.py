@@ -48,7 +48,10 @@ WAITS = {
     "join": ("waits(); ep.Communicator.join(2, 0, ep.Communicator.unique_id())", "waiting for ranks 1 to join"),
     "join_hosts, rank 0": ("waits(); ep.Communicator.join_hosts(2, 0, address)", "interrupted"),
     "join_hosts, rank 1": ("waits(); ep.Communicator.join_hosts(2, 1, address)", "interrupted"),
-    "barrier": ("comm = join(); stay_away(); comm.barrier()", "interrupted in crossdockCommBarrier, waiting for rank 1"),
+    "barrier": (
+        "comm = join(); stay_away(); comm.barrier()",
+        "interrupted in crossdockCommBarrier, waiting for rank 1",
+    ),
     "making a group": ("comm = join(); stay_away(); make_group(comm)", "interrupted in ncclEpCreateGroup, waiting for"),
     "closing a group": ("comm = join(); group = make_group(comm); stay_away(); group.close(); time.sleep(0)", ""),
     "threads": (

@@ -11,10 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
-import lifetime_checks as checks  # noqa: E402
-
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
+import lifetime_checks as checks  # noqa: E402
 
 
 @pytest.mark.parametrize("seed", range(4))

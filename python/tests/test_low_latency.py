@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import Problem, combined, expert_factor, random_problem, rows_of_expert, rows_of_rank
 
 import crossdock as ep
+from reference import Problem, combined, expert_factor, random_problem, rows_of_expert, rows_of_rank
 
 TOLERANCE = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
 

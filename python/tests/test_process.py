@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import stub_libraries
 
 import crossdock
+import stub_libraries
 from crossdock import take_over
 from crossdock.__main__ import main
 from crossdock.program import HOME
@@ -87,7 +87,7 @@ def test_a_process_that_was_started_by_run(tmp_path: Path, capsys: pytest.Captur
 def test_a_process_in_a_container(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its files are looked at, not those that have their names here."""
     here, there = stub_libraries.nccl(tmp_path, 22703), stub_libraries.nccl(tmp_path / "there", 23007)
-    enter = ["unshare", "--mount", "sh", "-c", f"mount --bind {there} {here} && exec \"$@\"", "sh"]
+    enter = ["unshare", "--mount", "sh", "-c", f'mount --bind {there} {here} && exec "$@"', "sh"]
     if shutil.which("unshare") is None or subprocess.run([*enter, "true"], capture_output=True).returncode != 0:
         pytest.skip("unshare --mount is not allowed here: skipped")
     with running(f"import ctypes; ctypes.CDLL({str(here)!r})", *enter) as pid:

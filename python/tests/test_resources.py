@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_hosts import free_address
 
 import crossdock as ep
+from test_hosts import free_address
 
 SECURITY = Path(__file__).parents[2] / "SECURITY.md"
 OTHER_USER = 65534
@@ -153,7 +153,10 @@ def attack(process: int, numbers: list[int]) -> list[str]:
     library = ctypes.CDLL(None, use_errno=True)
     library.shmat.restype = ctypes.c_void_p
     for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]:
-        if line.split()[4] == str(process) and library.shmat(int(line.split()[1]), None, 0) != ctypes.c_void_p(-1).value:
+        if (
+            line.split()[4] == str(process)
+            and library.shmat(int(line.split()[1]), None, 0) != ctypes.c_void_p(-1).value
+        ):
             opened.append(f"segment {line.split()[1]}")
     for words in [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]:
         if len(words) > 7 and words[7].startswith("@crossdock"):

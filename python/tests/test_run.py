@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import stub_libraries
 
 import crossdock
+import stub_libraries
 from crossdock import libraries, program, take_over
 from crossdock.errors import InvalidUsage
 

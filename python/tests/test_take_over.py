@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import stub_libraries
 
 import crossdock as ep
+import stub_libraries
 from crossdock.loaded import loaded_files
 
 HERE = Path(__file__).parent

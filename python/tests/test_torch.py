@@ -20,7 +20,12 @@ HIDDEN, TOPK, TOKENS = 8, 2, 4
 
 
 def exchange_of(comm: ep.Communicator, mode: ep.Algorithm, **fields: Any) -> ept.Exchange:
-    settings: dict[str, Any] = {"num_experts": 2 * comm.num_ranks, "num_topk": TOPK, "max_tokens": 6, "hidden": HIDDEN} | fields
+    settings: dict[str, Any] = {
+        "num_experts": 2 * comm.num_ranks,
+        "num_topk": TOPK,
+        "max_tokens": 6,
+        "hidden": HIDDEN,
+    } | fields
     return ept.Exchange(comm, algorithm=mode, **settings)
 
 
@@ -545,4 +550,6 @@ def distributed(rank: int, num_ranks: int, path: str) -> None:
 
 
 def test_process_groups_of_gloo(tmp_path: Any) -> None:
-    torch.multiprocessing.start_processes(distributed, (2, str(tmp_path / "store")), nprocs=2, start_method="forkserver")
+    torch.multiprocessing.start_processes(
+        distributed, (2, str(tmp_path / "store")), nprocs=2, start_method="forkserver"
+    )

@@ -13,11 +13,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
+from crossdock._core import Forms  # noqa: E402
+
 import crossdock as ep  # noqa: E402
 import crossdock.a2sgd as a2sgd  # noqa: E402
 import crossdock.torch as ept  # noqa: E402
 from crossdock import deep_ep  # noqa: E402
-from crossdock._core import Forms  # noqa: E402
 
 EXPERTS, TOPK, TOKENS, MOST, HIDDEN = 2, 1, 3, 4, 128
 NEGATIVE = "has its negative bit set: pass its resolve_neg"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch's defaults and modes do to the package's calls: nothing. Each program runs plainly and in every context, and
-gives the same tensors; what it makes in one context it uses outside of it."""
+"""What torch's defaults and modes do to the package's calls: nothing. Each program runs plainly and in every context,
+and gives the same tensors; what it makes in one context it uses outside of it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
-from deep_ep_checks import Problem, arguments_of  # noqa: E402
-
 import crossdock as ep  # noqa: E402
 import crossdock.a2sgd as a2sgd  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
 import crossdock.torch as ept  # noqa: E402
 from crossdock.deep_ep.utils import math, refs  # noqa: E402
+from deep_ep_checks import Problem, arguments_of  # noqa: E402
 
 RANKS, TOKENS, HIDDEN, TOPK, EXPERTS, MOST = 2, 5, 512, 2, 4, 8
 LL, HT = ep.Algorithm.LOW_LATENCY, ep.Algorithm.HIGH_THROUGHPUT
@@ -65,10 +64,12 @@ GATE, SHARED = torch.nn.Linear(HIDDEN, EXPERTS), torch.nn.Linear(HIDDEN, HIDDEN)
 EXPERT_MODULES = [torch.nn.Linear(HIDDEN, HIDDEN) for _ in range(EXPERTS)]
 
 
-# ---- programs: (the object that calls are made of, the calls); a call returns tensors whose values all must be the same
+# ---- programs: (the object that calls are made of, the calls); a call returns tensors whose values must be the same
 
 
-def exchange_of(comm: ep.Communicator, algorithm: ep.Algorithm, dtype: Any = torch.float32, **fields: Any) -> ept.Exchange:
+def exchange_of(
+    comm: ep.Communicator, algorithm: ep.Algorithm, dtype: Any = torch.float32, **fields: Any
+) -> ept.Exchange:
     shape = {"num_experts": EXPERTS, "num_topk": TOPK, "max_tokens": MOST, "hidden": HIDDEN}
     return ept.Exchange(comm, algorithm=algorithm, dtype=dtype, **shape, **fields)
 
@@ -142,7 +143,11 @@ def low_latency(buffer: Any, of: Problem) -> list[Any]:
                 sources, ranges = handle[:2]
                 found += [counts, statistics, ranges]
                 outputs = buffer.get_next_low_latency_combine_buffer(handle).zero_()
-                values = math.per_token_cast_back(rows[0].flatten(0, 1), rows[1].flatten(0, 1)) if type(rows) is tuple else rows
+                values = (
+                    math.per_token_cast_back(rows[0].flatten(0, 1), rows[1].flatten(0, 1))
+                    if type(rows) is tuple
+                    else rows
+                )
                 for expert, count in enumerate(counts.tolist()):
                     outputs[expert, :count] = values.view(outputs.shape)[expert, :count]
                     found.append(sources[expert, :count].clone())

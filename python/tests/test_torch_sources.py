@@ -12,8 +12,28 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "crossdock"
 WITHOUT_DEVICE = {"frombuffer"}  # in host memory, always
 FACTORIES = WITHOUT_DEVICE | {
-    *("arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "empty", "empty_permuted", "empty_strided"),
-    *("eye", "full", "hamming_window", "hann_window", "kaiser_window", "linspace", "logspace", "normal", "ones", "rand"),
+    *(
+        "arange",
+        "as_tensor",
+        "asarray",
+        "bartlett_window",
+        "blackman_window",
+        "empty",
+        "empty_permuted",
+        "empty_strided",
+    ),
+    *(
+        "eye",
+        "full",
+        "hamming_window",
+        "hann_window",
+        "kaiser_window",
+        "linspace",
+        "logspace",
+        "normal",
+        "ones",
+        "rand",
+    ),
     *("randint", "randn", "randperm", "range", "scalar_tensor", "sparse_coo_tensor", "tensor", "tril_indices"),
     *("triu_indices", "zeros"),
 }
@@ -62,5 +82,7 @@ def test_torch_has_no_other_factories() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
     from torch.utils._device import _device_constructors
 
-    names = {function.__name__ for function in _device_constructors() if getattr(torch, function.__name__, None) is function}
+    names = {
+        function.__name__ for function in _device_constructors() if getattr(torch, function.__name__, None) is function
+    }
     assert {name for name in names if not name.startswith(("sparse_", "fft_", "empty_quantized"))} <= FACTORIES

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from patience import short_timeout_s
-
 import crossdock
+from patience import short_timeout_s
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
@@ -48,7 +47,13 @@ def changed(text: str, difference: str) -> str:
 def run(command: str, environment: dict[str, str], folder: Path) -> list[str]:
     """The lines that the command prints."""
     done = subprocess.run(
-        command, shell=True, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        command,
+        shell=True,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         timeout=600,
     )
     return done.stdout.splitlines()

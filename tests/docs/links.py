@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every link of a document leads to a file or folder that is there and, with #, to one of its headings."""
+
 import pathlib
 import re
 import sys
@@ -31,8 +32,13 @@ def anchors(path):
 
 
 def main():
-    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.md"),
-                 *ROOT.glob("tests/**/*.md"), *ROOT.glob("examples/**/*.md")]
+    documents = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob(".github/**/*.md"),
+        *ROOT.glob("tests/**/*.md"),
+        *ROOT.glob("examples/**/*.md"),
+    ]
     wrong = []
     for document in documents:
         for name, anchor in LINK.findall("\n".join(prose(document))):

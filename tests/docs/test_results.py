@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tools/results takes from ep_bench's documents, and what it draws."""
+
 import contextlib
 import io
 import json
@@ -18,17 +19,33 @@ DOCUMENT = {
     "command": "build/cuda/bench/ep_bench --ranks 2 --json /home/user/ll-example-2xgpu.json",
     "machine": {"system": "Linux 6.1 #1", "host": "secret", "cpu": "a CPU", "cpus": 4, "gpu": "GPU; CUDA 13.0"},
     "case": {"mode": "ll", "ranks": 2, "graph_operations": 20},
-    "results": [{"tokens": tokens, "hidden": 64, "experts": 8, "topk": 2, "max_num_sms": 0,
-                 "bytes_per_rank": {"dispatch": {"wire": 1024.0}}, "bound": {"dispatch": {"time_us": SPREAD}},
-                 "libraries": [{"name": "crossdock", "version": 300, "symmetric_bytes": 5, "dispatch": TIMING}]}
-                for tokens in (1, 8)]}
+    "results": [
+        {
+            "tokens": tokens,
+            "hidden": 64,
+            "experts": 8,
+            "topk": 2,
+            "max_num_sms": 0,
+            "bytes_per_rank": {"dispatch": {"wire": 1024.0}},
+            "bound": {"dispatch": {"time_us": SPREAD}},
+            "libraries": [{"name": "crossdock", "version": 300, "symmetric_bytes": 5, "dispatch": TIMING}],
+        }
+        for tokens in (1, 8)
+    ],
+}
 OF_DEEP_EP = {
-    "benchmark": "deep_ep", "library": {"name": "crossdock", "version": "0.3.0"},
-    "date": "2026-11-28", "commit": "def456", "command": "torchrun /home/user/deep_ep_bench.py",
+    "benchmark": "deep_ep",
+    "library": {"name": "crossdock", "version": "0.3.0"},
+    "date": "2026-11-28",
+    "commit": "def456",
+    "command": "torchrun /home/user/deep_ep_bench.py",
     "machine": {"system": "Linux", "cpu": "a CPU", "cpus": 4, "gpu": "NVIDIA GPU, 4 here"},
     "case": {"ranks": 2, "hidden": 256, "experts": 8, "topk": 2},
-    "results": [{"case": "elastic-128", "operation": "pair", "device_us": SPREAD},
-                {"case": "elastic-128", "operation": "pair", "eager_us": {**SPREAD, "median": 70.25}}]}
+    "results": [
+        {"case": "elastic-128", "operation": "pair", "device_us": SPREAD},
+        {"case": "elastic-128", "operation": "pair", "eager_us": {**SPREAD, "median": 70.25}},
+    ],
+}
 
 
 class Take(unittest.TestCase):
@@ -118,8 +135,7 @@ class Marks(unittest.TestCase):
     # A document without its marks is an error, not one that is up to date.
     def test_marks_must_be_there(self):
         text = "a\n<!-- tables begin -->\nold\n<!-- tables end -->\nb\n"
-        self.assertEqual(replaced(text, "tables", ["new"]),
-                         "a\n<!-- tables begin -->\n\nnew\n<!-- tables end -->\nb\n")
+        self.assertEqual(replaced(text, "tables", ["new"]), "a\n<!-- tables begin -->\n\nnew\n<!-- tables end -->\nb\n")
         for wrong in ("a\n", text + text):
             with self.assertRaises(ValueError):
                 replaced(wrong, "tables", ["new"])
@@ -138,8 +154,10 @@ class Pictures(unittest.TestCase):
 
     # A text drawn as shapes becomes text.
     def test_slim_writes_text(self):
-        picture = ('<svg xmlns="http://www.w3.org/2000/svg" width="10pt" height="10pt"><g id="text_1"><!-- us -->'
-                   '<g transform="translate(1.25 2) scale(0.1 -0.1)"><use/></g></g></svg>')
+        picture = (
+            '<svg xmlns="http://www.w3.org/2000/svg" width="10pt" height="10pt"><g id="text_1"><!-- us -->'
+            '<g transform="translate(1.25 2) scale(0.1 -0.1)"><use/></g></g></svg>'
+        )
         self.assertIn('<text font-size="10" transform="translate(1.2 2)">us</text>', slim.slim(picture))
 
 

@@ -17,14 +17,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import ranks
 import torch
 import torch.distributed as dist
-import wheels
-from flashinfer_cases import CASES, Refused, World, load_engine
 from torch.overrides import TorchFunctionMode
 
 import crossdock
+import ranks
+import wheels
+from flashinfer_cases import CASES, Refused, World, load_engine
 
 NUM_RANKS = 4
 

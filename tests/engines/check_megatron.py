@@ -13,9 +13,10 @@ import argparse
 import os
 from typing import Any
 
-import ranks
 import torch
 import torch.distributed as dist
+
+import ranks
 import wheels
 
 if ranks.is_rank():

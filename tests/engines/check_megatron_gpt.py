@@ -16,9 +16,10 @@ import sys
 from typing import Any
 from unittest import mock
 
-import ranks
 import torch
 import torch.distributed as dist
+
+import ranks
 import wheels
 
 if ranks.is_rank():

@@ -12,11 +12,11 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-import ranks
 import torch
-import wheels
 
 import crossdock
+import ranks
+import wheels
 
 EXPERTS, LOCAL, TOPK, MOST, HIDDEN = 8, 4, 2, 8, 64
 

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import ranks
 import torch
 import torch.distributed as dist
-import wheels
-from stand_ins import load
 
+import ranks
+import wheels
 from crossdock.deep_ep.utils.math import per_token_cast_back, per_token_cast_to_fp8
+from stand_ins import load
 
 HIDDEN, LOCAL, TOPK, MOST = 512, 4, 4, 32
 REAL = ("base", "deepep", "deepep_v2")

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import ranks
 import torch
 import torch.distributed as dist
+
+import ranks
 import wheels
 from stand_ins import load
 

@@ -13,8 +13,9 @@ import os
 import sys
 from pathlib import Path
 
-import ranks
 import torch
+
+import ranks
 import wheels
 from gpu import library_folders
 from gpu_transformer_engine import BFLOAT16, Engine

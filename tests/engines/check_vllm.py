@@ -14,13 +14,13 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-import ranks
 import torch
 import torch.distributed as dist
-import wheels
-from stand_ins import load
 
+import ranks
+import wheels
 from crossdock.deep_ep.utils.math import per_token_cast_back, per_token_cast_to_fp8
+from stand_ins import load
 
 HIDDEN, LOCAL, TOPK, MOST = 2048, 4, 4, 32
 WHEELS = {wheel.version: wheel for wheel in (wheels.VLLM_OLDER, wheels.VLLM)}

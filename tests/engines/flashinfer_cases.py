@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+
 from stand_ins import load
 
 REAL = (
@@ -174,9 +175,7 @@ def updates(world: World, kind: str) -> None:
     """One handle whose routing is overwritten, and a result that stays where it is."""
     engine, fleet = world.engine, world.fleet(kind)
     problem = Problem(world, 0, 7)
-    handle = fleet.create_handle(
-        engine.HandleParams(problem.ids), [engine.HandleAlgoKnobTopKWeights(problem.weights)]
-    )
+    handle = fleet.create_handle(engine.HandleParams(problem.ids), [engine.HandleAlgoKnobTopKWeights(problem.weights)])
     output = torch.zeros_like(problem.x)
     for step in range(5):
         other = Problem(world, step, 7)
@@ -236,9 +235,7 @@ def packed_rows(world: World, kind: str) -> None:
     problem = Problem(world, 2, 6)
     rows = torch.arange(HIDDEN + 64, device=world.device).repeat(6, 1) + 7 * world.rank
     rows = (rows + torch.arange(6, device=world.device)[:, None] * 31).to(torch.uint8)
-    handle = fleet.create_handle(
-        engine.HandleParams(problem.ids), [engine.HandleAlgoKnobTopKWeights(problem.weights)]
-    )
+    handle = fleet.create_handle(engine.HandleParams(problem.ids), [engine.HandleAlgoKnobTopKWeights(problem.weights)])
     try:
         out = handle.dispatch(engine.DispatchInputParams([rows]))
     except Exception as error:

@@ -10,8 +10,8 @@ makes a folder of less than 64 MiB. Where there is a GPU, with Python, torch for
 
     python3 FOLDER/tests/gpu.py run [--ranks 4] [--only flashinfer] [--dry-run]
 
-runs all cases, each on all ranks, which may share one GPU, and prints a table. --deep-ep-tests names the tests folder of
-a checkout of DeepEP 2, whose own test programs then run, too, unchanged.
+runs all cases, each on all ranks, which may share one GPU, and prints a table. --deep-ep-tests names the tests folder
+of a checkout of DeepEP 2, whose own test programs then run, too, unchanged.
 """
 
 from __future__ import annotations
@@ -381,8 +381,12 @@ def main() -> int:
     packing.set_defaults(do=pack)
     running = commands.add_parser("run", help="run the cases of this folder here")
     running.add_argument("--ranks", type=int, default=4)
-    running.add_argument("--only", default="", help="flashinfer, transformer_engine, megatron, deep_ep_gpu or deep_ep_tests")
-    running.add_argument("--deep-ep-tests", type=Path, metavar="FOLDER", help="the tests folder of a checkout of DeepEP 2")
+    running.add_argument(
+        "--only", default="", help="flashinfer, transformer_engine, megatron, deep_ep_gpu or deep_ep_tests"
+    )
+    running.add_argument(
+        "--deep-ep-tests", type=Path, metavar="FOLDER", help="the tests folder of a checkout of DeepEP 2"
+    )
     running.add_argument("--timeout", type=float, default=300, help="for one program's run, in seconds")
     running.add_argument("--logs", help="where logs go (FOLDER/logs)")
     running.add_argument("--dry-run", action="store_true", help="unpack, and show cases and environment")

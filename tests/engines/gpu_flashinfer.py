@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+
 from flashinfer_cases import (
     CASES,
     KINDS,
@@ -39,9 +40,7 @@ from flashinfer_cases import (
 def captured(world: World, fleet: Any, kind: str, problem: Problem) -> tuple[Any, Any, Any]:
     """FlashInfer's recipe: a handle made outside, one update outside, and everything of a step in the graph."""
     engine = world.engine
-    handle = fleet.create_handle(
-        engine.HandleParams(problem.ids), [engine.HandleAlgoKnobTopKWeights(problem.weights)]
-    )
+    handle = fleet.create_handle(engine.HandleParams(problem.ids), [engine.HandleAlgoKnobTopKWeights(problem.weights)])
     output = torch.zeros_like(problem.x)
 
     def step() -> None:

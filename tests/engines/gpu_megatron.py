@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import stand_ins
 import torch
 import torch.distributed as dist
+
+import stand_ins
 from gpu_transformer_engine import Engine
 from transformer_engine_extension import Extension
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables and pictures of the committed measurements. Run from the repository's root:
 
-    python3 -m tools.results tables [--check | --take FOLDER]   README.md, docs/performance.md and their pictures
-    python3 -m tools.results scaling [--check | --measure LL_SCALE]   docs/scaling.md and its picture
-    python3 -m tools.results timeline FILE [OUT.svg]            what the warps of a kernel did when
-    python3 -m tools.results slim SVG...                        rewrite matplotlib's SVG files compactly, in place
+python3 -m tools.results tables [--check | --take FOLDER]   README.md, docs/performance.md and their pictures
+python3 -m tools.results scaling [--check | --measure LL_SCALE]   docs/scaling.md and its picture
+python3 -m tools.results timeline FILE [OUT.svg]            what the warps of a kernel did when
+python3 -m tools.results slim SVG...                        rewrite matplotlib's SVG files compactly, in place
 """
+
 import importlib
 import sys
 

@@ -8,6 +8,7 @@ run's name and the settings that are not common. In ep_bench's files a measureme
 run's where a line with device_us has none. Lines of another library that are older than their run have their own date.
 In deep_ep.jsonl runs with "benchmark" are of bench/deep_ep_bench.py (tools/results/deep_ep.py).
 """
+
 import datetime
 import json
 import pathlib
@@ -121,35 +122,46 @@ def packed(spread):
 
 
 def packed_timing(timing):
-    return {key: {inner: packed(value) for inner, value in each.items()} if key == "overlap" else packed(each)
-            for key, each in timing.items()}
+    return {
+        key: {inner: packed(value) for inner, value in each.items()} if key == "overlap" else packed(each)
+        for key, each in timing.items()
+    }
 
 
 def run_lines(name, document, date, commit):
     """The lines of one JSON document of ep_bench."""
     first, *others = document["results"]
-    common = {key: first[key] for key in SETTINGS
-              if key in first and all(case[key] == first[key] for case in others)}
+    common = {key: first[key] for key in SETTINGS if key in first and all(case[key] == first[key] for case in others)}
     common = document["case"] | common
 
     def timing_of(timing):
         same = timing.get("graph_operations") == common.get("graph_operations")
         return packed_timing({key: value for key, value in timing.items() if key != "graph_operations" or not same})
 
-    yield {"run": name, "date": date, "commit": commit, "command": document["command"],
-           "machine": document["machine"], "case": common}
+    yield {
+        "run": name,
+        "date": date,
+        "commit": commit,
+        "command": document["command"],
+        "machine": document["machine"],
+        "case": common,
+    }
     for case in document["results"]:
         head = {"run": name, **{key: case[key] for key in SETTINGS if key in case and case[key] != common.get(key)}}
         for operation, timing in case["bound"].items():
-            yield {**head, "library": "bound", "operation": operation, "bytes": case["bytes_per_rank"][operation],
-                   **timing_of(timing)}
+            yield {
+                **head,
+                "library": "bound",
+                "operation": operation,
+                "bytes": case["bytes_per_rank"][operation],
+                **timing_of(timing),
+            }
         for library in case["libraries"]:
             start = {key: value for key, value in library.items() if key not in (*OPERATIONS, "name")}
             yield {**head, "library": library["name"], "operation": "start", **start}
             for operation in OPERATIONS:
                 if operation in library:
-                    yield {**head, "library": library["name"], "operation": operation,
-                           **timing_of(library[operation])}
+                    yield {**head, "library": library["name"], "operation": operation, **timing_of(library[operation])}
 
 
 def is_peers(line):

@@ -12,21 +12,37 @@ from tools.results.markdown import table, us, wrap
 LIBRARIES = {"before": "before", "crossdock": "Crossdock", "deep_ep": "DeepEP"}
 
 # Text, the case's name without tokens or SMs.
-FEW = [(f"`ElasticBuffer`, {text}", f"elastic-{{}}{form}") for text, form in (
-    ("compact", ""), ("expanded", "-expand"), ("compact, FP8", "-fp8"), ("expanded, FP8", "-expand-fp8"))]
+FEW = [
+    (f"`ElasticBuffer`, {text}", f"elastic-{{}}{form}")
+    for text, form in (
+        ("compact", ""),
+        ("expanded", "-expand"),
+        ("compact, FP8", "-fp8"),
+        ("expanded, FP8", "-expand-fp8"),
+    )
+]
 FEW += [("`Buffer`, low latency", "ll-{}"), ("`Buffer`, low latency, FP8", "ll-{}-fp8")]
 FEW_TOKENS = (128, 64, 8, 1)
-MANY = [(f"`ElasticBuffer`, {text}", f"elastic-4096{form}-{{}}sms") for text, form in (
-    ("compact", ""), ("expanded", "-expand"), ("compact, FP8", "-fp8"), ("expanded, FP8", "-expand-fp8"))]
+MANY = [
+    (f"`ElasticBuffer`, {text}", f"elastic-4096{form}-{{}}sms")
+    for text, form in (
+        ("compact", ""),
+        ("expanded", "-expand"),
+        ("compact, FP8", "-fp8"),
+        ("expanded, FP8", "-expand-fp8"),
+    )
+]
 MANY += [("`Buffer`, normal mode", "normal-4096-{}sms"), ("`Buffer`, normal mode, FP8", "normal-4096-fp8-{}sms")]
 MANY_SMS = (24, 64)
 
 # README's rows: text, case, operation.
-README_ROWS = [("`ElasticBuffer` dispatch + combine, 128 tokens", "elastic-128", "pair"),
-               ("`ElasticBuffer` dispatch + combine, 1 token", "elastic-1", "pair"),
-               ("`ElasticBuffer` dispatch, 4096 tokens, 24 SMs", "elastic-4096-24sms", "dispatch"),
-               ("`ElasticBuffer` combine, 4096 tokens, 24 SMs", "elastic-4096-24sms", "combine"),
-               ("`Buffer` low-latency dispatch + combine, 128 tokens, FP8", "ll-128-fp8", "pair")]
+README_ROWS = [
+    ("`ElasticBuffer` dispatch + combine, 128 tokens", "elastic-128", "pair"),
+    ("`ElasticBuffer` dispatch + combine, 1 token", "elastic-1", "pair"),
+    ("`ElasticBuffer` dispatch, 4096 tokens, 24 SMs", "elastic-4096-24sms", "dispatch"),
+    ("`ElasticBuffer` combine, 4096 tokens, 24 SMs", "elastic-4096-24sms", "combine"),
+    ("`Buffer` low-latency dispatch + combine, 128 tokens, FP8", "ll-128-fp8", "pair"),
+]
 
 
 class Run:
@@ -60,8 +76,9 @@ def load():
         elif library in machines.get(machine, {}) and "operation" in line:
             machines[machine][library].add(line)
     order = sorted(machines, key=lambda name: -int(name.split("x")[0]))
-    return {name: {library: machines[name][library] for library in LIBRARIES if library in machines[name]}
-            for name in order}
+    return {
+        name: {library: machines[name][library] for library in LIBRARIES if library in machines[name]} for name in order
+    }
 
 
 def title(runs):
@@ -109,8 +126,11 @@ def measured(runs, form, numbers):
 
 def operation_table(runs, forms, numbers, unit, operations):
     """A row per case. operations: heading, operation, whether it is eager. No lines if nothing was measured."""
-    rows = [(text, number, *(cell for _, name, is_eager in operations for cell in cells(runs, case, name, is_eager)))
-            for text, form in forms for number, case in measured(runs, form, numbers)]
+    rows = [
+        (text, number, *(cell for _, name, is_eager in operations for cell in cells(runs, case, name, is_eager)))
+        for text, form in forms
+        for number, case in measured(runs, form, numbers)
+    ]
     rows = [row for row in rows if any(cell != "-" for cell in row[2:])]
     names = [heading for text, _, _ in operations for heading in headings(runs, text)]
     return table(["case", f"{unit}:", *names], rows) if rows else []
@@ -119,13 +139,32 @@ def operation_table(runs, forms, numbers, unit, operations):
 def machine_tables(runs):
     lines = [f"### {title(runs)}, DeepEP's classes", "", *wrap(f"{dates(runs)}. {shape(runs)}.")]
     parts = [
-        ("Up to 128 tokens, steady state (CUDA graph replay):", FEW, FEW_TOKENS, "tokens",
-         [("dispatch", "dispatch", False), ("combine", "combine", False), ("both", "pair", False)]),
-        ("Both with hooks, steady state; and both eagerly, back to back, which shows the host's cost:", FEW, FEW_TOKENS,
-         "tokens", [("with hooks", "pair with hooks", False), ("eager", "pair", True)]),
-        ("4096 tokens, latency of one call on an idle stream:", MANY, MANY_SMS, "SMs",
-         [("fresh dispatch", "dispatch", False), ("cached dispatch", "cached dispatch", False),
-          ("combine", "combine", False)])]
+        (
+            "Up to 128 tokens, steady state (CUDA graph replay):",
+            FEW,
+            FEW_TOKENS,
+            "tokens",
+            [("dispatch", "dispatch", False), ("combine", "combine", False), ("both", "pair", False)],
+        ),
+        (
+            "Both with hooks, steady state; and both eagerly, back to back, which shows the host's cost:",
+            FEW,
+            FEW_TOKENS,
+            "tokens",
+            [("with hooks", "pair with hooks", False), ("eager", "pair", True)],
+        ),
+        (
+            "4096 tokens, latency of one call on an idle stream:",
+            MANY,
+            MANY_SMS,
+            "SMs",
+            [
+                ("fresh dispatch", "dispatch", False),
+                ("cached dispatch", "cached dispatch", False),
+                ("combine", "combine", False),
+            ],
+        ),
+    ]
     for text, *part in parts:
         made = operation_table(runs, *part)
         lines += [text, "", *made] if made else []

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pieces of the documents' tables."""
+
 import re
 
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model of docs/scaling.md: what operations send between nodes, on paper and, in low latency, as counted.
 
-    scaling                     rewrites the tables between the document's marks, and docs/ll_scale.svg
-    scaling --check             fails if that would change them, or if a count is far from the model
-    scaling --measure LL_SCALE  first runs that program (build/cpu/bench/ll_scale) over many numbers of ranks into
-                                bench/scale/ll_scale.jsonl
+scaling                     rewrites the tables between the document's marks, and docs/ll_scale.svg
+scaling --check             fails if that would change them, or if a count is far from the model
+scaling --measure LL_SCALE  first runs that program (build/cpu/bench/ll_scale) over many numbers of ranks into
+                            bench/scale/ll_scale.jsonl
 """
+
 import json
 import math
 import subprocess
@@ -75,9 +76,18 @@ def counted_table(runs):
             if abs(run[name] - value) > 0.05 * value:
                 sys.exit(f"{run['ranks']} ranks: {run[name]} {name} counted, {value:.1f} in the model")
         if run["ranks"] in SHOWN_RANKS:
-            rows.append((run["ranks"], f"{model['puts']:.1f}", f"{run['puts']:.1f}", f"{model['bytes']:.0f}",
-                         f"{run['bytes']:.0f}", f"{run['symmetric_bytes'] / 1024:.0f}",
-                         f"{run['seconds'] / (2 * run['trips']) * 1e3:.1f}", run["peak_mib"]))
+            rows.append(
+                (
+                    run["ranks"],
+                    f"{model['puts']:.1f}",
+                    f"{run['puts']:.1f}",
+                    f"{model['bytes']:.0f}",
+                    f"{run['bytes']:.0f}",
+                    f"{run['symmetric_bytes'] / 1024:.0f}",
+                    f"{run['seconds'] / (2 * run['trips']) * 1e3:.1f}",
+                    run["peak_mib"],
+                )
+            )
     headings = ("ranks:", "puts:", "counted:", "bytes:", "counted:", "arena KiB:", "ms:", "peak MiB:")
     return table(headings, rows)
 
@@ -97,11 +107,28 @@ def model_table():
         sums.bytes += remote * (tokens * 16 * topk / 2 + SIGNAL_BYTES)
         cells = [nodes, ranks]
         for operation in (there, exact, sums):
-            cells += [f"{operation.bytes / 1e6:.2f}", f"{operation.puts:.0f}",
-                      f"{operation.bytes / NIC_BYTES_PER_US:.0f}"]
+            cells += [
+                f"{operation.bytes / 1e6:.2f}",
+                f"{operation.puts:.0f}",
+                f"{operation.bytes / NIC_BYTES_PER_US:.0f}",
+            ]
         rows.append(cells)
-    return table(("nodes:", "ranks:", "dispatch MB:", "puts:", "µs:", "exact combine MB:", "puts:", "µs:",
-                  "sender's sums MB:", "puts:", "µs:"), rows)
+    return table(
+        (
+            "nodes:",
+            "ranks:",
+            "dispatch MB:",
+            "puts:",
+            "µs:",
+            "exact combine MB:",
+            "puts:",
+            "µs:",
+            "sender's sums MB:",
+            "puts:",
+            "µs:",
+        ),
+        rows,
+    )
 
 
 def ht_table():
@@ -121,9 +148,18 @@ def ht_table():
         weight_slots = min(64, 16384 // (32 * 4 * ((min(topk, experts // ranks) + 3) // 4 * 4)))
         signals = crossing / (row_slots // 2) + chunks * remote / (weight_slots // 2) + remote
         there = crossing * row_bytes + weights + (puts + signals) * SIGNAL_BYTES
-        rows.append((nodes, ranks, f"{crossing:.0f}", f"{there / 1e6:.1f}", f"{puts:.0f}",
-                     f"{signals:.0f}", f"{there / NIC_BYTES_PER_US:.0f}",
-                     f"{by_rank * row_bytes / NIC_BYTES_PER_US:.0f}"))
+        rows.append(
+            (
+                nodes,
+                ranks,
+                f"{crossing:.0f}",
+                f"{there / 1e6:.1f}",
+                f"{puts:.0f}",
+                f"{signals:.0f}",
+                f"{there / NIC_BYTES_PER_US:.0f}",
+                f"{by_rank * row_bytes / NIC_BYTES_PER_US:.0f}",
+            )
+        )
     return table(("nodes:", "ranks:", "rows:", "MB:", "puts:", "signals:", "µs:", "µs, one row per rank:"), rows)
 
 
@@ -132,8 +168,9 @@ def measure(program):
     with RESULTS.open("w") as file:
         for ranks in MEASURED_RANKS:
             trips = max(2, 2048 // ranks)  # few ranks draw too few tokens for a mean
-            done = subprocess.run([program, "--ranks", str(ranks), "--trips", str(trips)], capture_output=True,
-                                  text=True, check=True)
+            done = subprocess.run(
+                [program, "--ranks", str(ranks), "--trips", str(trips)], capture_output=True, text=True, check=True
+            )
             print(done.stdout, end="")
             file.write(done.stdout)
 
@@ -141,13 +178,34 @@ def measure(program):
 def picture(runs):
     ranks = [run["ranks"] for run in runs]
     puts = [(run["ranks"], run["puts"] / (run["ranks"] - run["lsa_team"])) for run in runs]
-    counted, model = ([(run["ranks"], value(run)) for run in runs] for value in
-                      (lambda run: run["bytes"], lambda run: counted_model(run)["bytes"]))
-    return Chart("Low latency between nodes against ranks", [[
-        Panel("puts per inter-node peer and operation", "ranks", "puts", [Curve("puts", puts, 0)], ranks, 0,
-              y_log=False),
-        Panel("bytes per rank and operation", "ranks", "bytes",
-              [Curve("counted", counted, 0), Curve("model", model, 1, "dashed")], ranks)]], share_y=False).text()
+    counted, model = (
+        [(run["ranks"], value(run)) for run in runs]
+        for value in (lambda run: run["bytes"], lambda run: counted_model(run)["bytes"])
+    )
+    return Chart(
+        "Low latency between nodes against ranks",
+        [
+            [
+                Panel(
+                    "puts per inter-node peer and operation",
+                    "ranks",
+                    "puts",
+                    [Curve("puts", puts, 0)],
+                    ranks,
+                    0,
+                    y_log=False,
+                ),
+                Panel(
+                    "bytes per rank and operation",
+                    "ranks",
+                    "bytes",
+                    [Curve("counted", counted, 0), Curve("model", model, 1, "dashed")],
+                    ranks,
+                ),
+            ]
+        ],
+        share_y=False,
+    ).text()
 
 
 def main(arguments):
@@ -161,6 +219,8 @@ def main(arguments):
         text = replaced(text, name, lines)
     for path, fresh in ((DOCUMENT, text), (PICTURE, picture(runs))):
         if arguments == ["--check"] and path.read_text() != fresh:
-            sys.exit(f"{path.relative_to(ROOT)}: not as {RESULTS.relative_to(ROOT)} has it; "
-                     "python3 -m tools.results scaling updates it")
+            sys.exit(
+                f"{path.relative_to(ROOT)}: not as {RESULTS.relative_to(ROOT)} has it; "
+                "python3 -m tools.results scaling updates it"
+            )
         path.write_text(fresh)

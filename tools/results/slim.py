@@ -6,6 +6,7 @@
 Groups that draw a text as shapes become one element, curves lose points closer than a quarter of a unit to what is
 drawn without them, and every element has one line.
 """
+
 import pathlib
 import re
 import sys
@@ -28,8 +29,10 @@ def simplified(points):
         first, last = pieces.pop()
         (x0, y0), (x1, y1) = points[first], points[last]
         length = max(((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5, 1e-9)
-        off = [(abs((x - x0) * (y1 - y0) - (y - y0) * (x1 - x0)) / length, i)
-               for i, (x, y) in enumerate(points[first + 1:last], first + 1)]
+        off = [
+            (abs((x - x0) * (y1 - y0) - (y - y0) * (x1 - x0)) / length, i)
+            for i, (x, y) in enumerate(points[first + 1 : last], first + 1)
+        ]
         distance, middle = max(off, default=(0, 0))
         if distance > TOLERANCE:
             keep.add(middle)

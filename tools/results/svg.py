@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Line charts as small SVG files: an element per curve, text as text."""
+
 import html
 import math
 
@@ -76,8 +77,10 @@ def panel_lines(panel, x0, y0, y_range):
     yield '<g text-anchor="end">' + "".join(text(x0 - 6, place_y(y) + 3, number(y)) for y in y_ticks) + "</g>"
     for curve in panel.curves:
         points = [(place_x(x), place_y(y)) for x, y in curve.points]
-        yield (f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" stroke="{curve.colour}"'
-               f' fill="none"{DASHES[curve.style]}/>')
+        yield (
+            f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" stroke="{curve.colour}"'
+            f' fill="none"{DASHES[curve.style]}/>'
+        )
         if curve.style == "marked":
             dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in points)
             yield f'<path d="{dots}" stroke="{curve.colour}" stroke-width="5" stroke-linecap="round"/>'
@@ -85,8 +88,10 @@ def panel_lines(panel, x0, y0, y_range):
 
 def legend_lines(curves, x, y):
     for curve in curves:
-        yield (f'<path d="M{x} {y - 3}h22" stroke="{curve.colour}"{DASHES[curve.style]}/>'
-               f'<text x="{x + 28}" y="{y}">{html.escape(curve.label)}</text>')
+        yield (
+            f'<path d="M{x} {y - 3}h22" stroke="{curve.colour}"{DASHES[curve.style]}/>'
+            f'<text x="{x + 28}" y="{y}">{html.escape(curve.label)}</text>'
+        )
         y += 14
 
 
@@ -103,15 +108,22 @@ class Chart:
         panels_height = len(self.rows) * (TOP + HEIGHT + BOTTOM)
         per_column = math.ceil(len(legend) / 2)
         height = panels_height + 14 * per_column + 8
-        lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}"'
-                 f' height="{height}" font-family="sans-serif" font-size="10">',
-                 f"<title>{html.escape(self.title)}</title>", f'<rect width="{width}" height="{height}" fill="#fff"/>']
+        lines = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}"'
+            f' height="{height}" font-family="sans-serif" font-size="10">',
+            f"<title>{html.escape(self.title)}</title>",
+            f'<rect width="{width}" height="{height}" fill="#fff"/>',
+        ]
         for i, row in enumerate(self.rows):
             ranges = [panel.y_range() for panel in row]
             shared = min(low for low, _ in ranges), max(high for _, high in ranges)
             for j, (panel, own) in enumerate(zip(row, ranges, strict=True)):
-                lines += panel_lines(panel, LEFT + j * (LEFT + WIDTH + RIGHT), TOP + i * (TOP + HEIGHT + BOTTOM),
-                                     shared if self.share_y else own)
+                lines += panel_lines(
+                    panel,
+                    LEFT + j * (LEFT + WIDTH + RIGHT),
+                    TOP + i * (TOP + HEIGHT + BOTTOM),
+                    shared if self.share_y else own,
+                )
         for i in (0, 1):
-            lines += legend_lines(legend[i * per_column:(i + 1) * per_column], LEFT + i * 200, panels_height + 12)
+            lines += legend_lines(legend[i * per_column : (i + 1) * per_column], LEFT + i * 200, panels_height + 12)
         return "\n".join([*lines, "</svg>"]) + "\n"

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of README.md and docs/performance.md, and the pictures in docs, from bench/results.
 
-    tables                rewrites what stands between the documents' marks, and the pictures
-    tables --check        fails, and names the file, if that would change one
-    tables --take FOLDER  first takes over FOLDER's JSON files, as --json of ep_bench and deep_ep_bench.py writes them
+tables                rewrites what stands between the documents' marks, and the pictures
+tables --check        fails, and names the file, if that would change one
+tables --take FOLDER  first takes over FOLDER's JSON files, as --json of ep_bench and deep_ep_bench.py writes them
 """
+
 import re
 import sys
 
@@ -15,8 +16,7 @@ from tools.results.markdown import replaced, table, us, wrap
 README_ROWS = [
     ("LL dispatch + combine, rank-major, windows, 128 tokens", "ll-rank-major-windows", 128, "pair", "device_us"),
     ("LL dispatch + combine, expert-major, 128 tokens", "ll-expert-major", 128, "pair", "device_us"),
-    ("LL dispatch + combine, rank-major, windows, 1 token", "ll-rank-major-windows-few-tokens", 1, "pair",
-     "device_us"),
+    ("LL dispatch + combine, rank-major, windows, 1 token", "ll-rank-major-windows-few-tokens", 1, "pair", "device_us"),
     ("HT dispatch, flat, windows, 4096 tokens, 24 SMs", "ht-flat-windows-24-sms", 4096, "dispatch", "time_us"),
     ("HT combine, flat, windows, 4096 tokens, 24 SMs", "ht-flat-windows-24-sms", 4096, "combine", "time_us"),
     ("HT combine, expert-major, staged, 4096 tokens", "ht-expert-major", 4096, "combine", "time_us"),
@@ -24,27 +24,47 @@ README_ROWS = [
 
 # The rows of docs/performance.md: text, run.
 LL_TOKENS = (1, 8, 64, 128)
-LL_ROWS = [("rank-major, windows", "ll-rank-major-windows"),
-           ("rank-major, windows", "ll-rank-major-windows-few-tokens"),
-           ("rank-major, windows, FP8", "ll-rank-major-fp8"), ("expert-major", "ll-expert-major"),
-           ("expert-major", "ll-expert-major-few-tokens"), ("expert-major, sender's sums", "ll-expert-major-sums"),
-           ("expert-major, FP8", "ll-fp8"), ("expert-major, as halves", "ll-expert-major-halves"),
-           ("expert-major, FP8, as halves", "ll-fp8-halves")]
-HT_ROWS = [("flat, windows", "ht-flat-windows-8-sms"), ("flat, windows", "ht-flat-windows-16-sms"),
-           ("flat, windows", "ht-flat-windows-24-sms"), ("flat, windows, FP8 rows", "ht-flat-fp8-windows"),
-           ("flat, staged", "ht-flat"),
-           ("expert-major, windows", "ht-expert-major-windows-24-sms"), ("expert-major, staged", "ht-expert-major")]
+LL_ROWS = [
+    ("rank-major, windows", "ll-rank-major-windows"),
+    ("rank-major, windows", "ll-rank-major-windows-few-tokens"),
+    ("rank-major, windows, FP8", "ll-rank-major-fp8"),
+    ("expert-major", "ll-expert-major"),
+    ("expert-major", "ll-expert-major-few-tokens"),
+    ("expert-major, sender's sums", "ll-expert-major-sums"),
+    ("expert-major, FP8", "ll-fp8"),
+    ("expert-major, as halves", "ll-expert-major-halves"),
+    ("expert-major, FP8, as halves", "ll-fp8-halves"),
+]
+HT_ROWS = [
+    ("flat, windows", "ht-flat-windows-8-sms"),
+    ("flat, windows", "ht-flat-windows-16-sms"),
+    ("flat, windows", "ht-flat-windows-24-sms"),
+    ("flat, windows, FP8 rows", "ht-flat-fp8-windows"),
+    ("flat, staged", "ht-flat"),
+    ("expert-major, windows", "ht-expert-major-windows-24-sms"),
+    ("expert-major, staged", "ht-expert-major"),
+]
 # Text, run, tokens.
-ONE_GPU_ROWS = [("rank-major, windows", "ll-rank-major-windows", LL_TOKENS),
-                ("expert-major", "ll-expert-major", (1, 128)), ("expert-major, FP8", "ll-fp8", (1, 128)),
-                ("expert-major, as halves", "ll-expert-major-halves", (1, 128)),
-                ("rank-major, windows, 4 ranks", "ll-rank-major-windows-4-ranks", LL_TOKENS)]
+ONE_GPU_ROWS = [
+    ("rank-major, windows", "ll-rank-major-windows", LL_TOKENS),
+    ("expert-major", "ll-expert-major", (1, 128)),
+    ("expert-major, FP8", "ll-fp8", (1, 128)),
+    ("expert-major, as halves", "ll-expert-major-halves", (1, 128)),
+    ("rank-major, windows, 4 ranks", "ll-rank-major-windows-4-ranks", LL_TOKENS),
+]
 ONE_GPU_UPDATES = [("all SMs", "ht-flat-windows"), ("8 SMs", "ht-flat-windows-8-sms")]
-CPU_ROWS = {"ll": [("8 processes, expert-major", "processes"), ("8 processes, rank-major", "processes-rank-major"),
-                   ("2 processes, expert-major", "processes-two-ranks")],
-            "ht": [("4 processes, flat, windows", "ht-processes-windows"),
-                   ("4 processes, flat, staged", "ht-processes"),
-                   ("4 processes, expert-major, staged", "ht-processes-expert-major")]}
+CPU_ROWS = {
+    "ll": [
+        ("8 processes, expert-major", "processes"),
+        ("8 processes, rank-major", "processes-rank-major"),
+        ("2 processes, expert-major", "processes-two-ranks"),
+    ],
+    "ht": [
+        ("4 processes, flat, windows", "ht-processes-windows"),
+        ("4 processes, flat, staged", "ht-processes"),
+        ("4 processes, expert-major, staged", "ht-processes-expert-major"),
+    ],
+}
 
 
 def gpus(runs):
@@ -57,8 +77,13 @@ def gpus(runs):
 
 def other_library(runs):
     """Such as ("NCCL EP", "0.2.0")."""
-    names = (data.library_name(library) for run in runs.values() for case in run.cases
-             for library in case.libraries.values() if library["library"] != "crossdock")
+    names = (
+        data.library_name(library)
+        for run in runs.values()
+        for case in run.cases
+        for library in case.libraries.values()
+        if library["library"] != "crossdock"
+    )
     return next(names, "another library").rsplit(" ", 1)
 
 
@@ -120,8 +145,10 @@ def dates_of(runs, peer):
     older = sorted({run.peer_date for run in runs if run.peer_date != run.date})
     if not older:
         return f"both libraries in the same runs of {provenance(runs)}."
-    return (f"Crossdock in runs of {provenance(runs)}, {peer} in runs of {', '.join(older)}, so compare these two columns "
-            "with care.")
+    return (
+        f"Crossdock in runs of {provenance(runs)}, {peer} in runs of {', '.join(older)}, so compare these two columns "
+        "with care."
+    )
 
 
 def usual():
@@ -169,14 +196,19 @@ def gpu_tables(machine):
     runs, lines = data.load(machine), []
     model, software = gpus(runs)
     software += ", " + " ".join(other_library(runs))
-    for mode, title, rows, metric in (("ll", "low latency", LL_ROWS, "device_us"),
-                                      ("ht", "high throughput", HT_ROWS, "time_us")):
+    for mode, title, rows, metric in (
+        ("ll", "low latency", LL_ROWS, "device_us"),
+        ("ht", "high throughput", HT_ROWS, "time_us"),
+    ):
         used, body = comparison(runs, rows, metric, mode == "ht")
         if used:
             lines += [*heading(f"{model}, {title}", used, software), *body]
-            lines += [part for file, chart in charts.sweeps().items()
-                      if file.startswith(f"{mode}_") and file.endswith(f"_{machine}.svg")
-                      for part in (f"![{chart.title}, {model}]({file})", "")]
+            lines += [
+                part
+                for file, chart in charts.sweeps().items()
+                if file.startswith(f"{mode}_") and file.endswith(f"_{machine}.svg")
+                for part in (f"![{chart.title}, {model}]({file})", "")
+            ]
     return lines
 
 
@@ -206,13 +238,19 @@ def one_gpu_tables(machine):
             own, earlier = case.row("update"), case.row("update", False)
             then = f" (before: {us(earlier.value('device_us'))})" if earlier else ""
             updates.append(f"{us(own.value('device_us'))} with {text}{then}")
-    headings = [heading for operation in ("dispatch:", "combine:", "both:")
-                for heading in (*(["before:"] if before else []), operation, "bare:")]
+    headings = [
+        heading
+        for operation in ("dispatch:", "combine:", "both:")
+        for heading in (*(["before:"] if before else []), operation, "bare:")
+    ]
     text = f"""Nothing crosses a wire. Bare: kernels that move the same rows, counts and flags without checks.
         {"".join(f"Before: {name.removesuffix('.so')}, in the same run. " for name in sorted(before))}HT update, steady
-        state, 4096 tokens: {', '.join(updates)}."""
-    return [*heading(f"{model}: the kernels' own time", used, software), *wrap(text),
-            *table(["LL", "tokens:", *headings], lines)]
+        state, 4096 tokens: {", ".join(updates)}."""
+    return [
+        *heading(f"{model}: the kernels' own time", used, software),
+        *wrap(text),
+        *table(["LL", "tokens:", *headings], lines),
+    ]
 
 
 def cpu_tables():
@@ -228,17 +266,32 @@ def cpu_tables():
                 cells.extend(us(timed[operation].bound) for operation in ("dispatch", "combine"))
                 rows.append((text, case.settings["tokens"], *cells))
         machine = used[0].machine
-        lines += [*heading(f"CPU, {title}", used, f"{machine['cpu']}, {machine['cpus']} cores"),
-                  *table(["case", "tokens:", *(f"{'both' if operation == 'pair' else operation}:"
-                                              for operation in operations), "dispatch bound:", "combine bound:"], rows)]
+        lines += [
+            *heading(f"CPU, {title}", used, f"{machine['cpu']}, {machine['cpus']} cores"),
+            *table(
+                [
+                    "case",
+                    "tokens:",
+                    *(f"{'both' if operation == 'pair' else operation}:" for operation in operations),
+                    "dispatch bound:",
+                    "combine bound:",
+                ],
+                rows,
+            ),
+        ]
     return lines
 
 
 def performance():
     lines = wrap(f"Medians in µs. LL on GPUs: steady-state time; HT and CPUs: latency. {usual()}.")
     for machine in data.machines():
-        lines += (cpu_tables() if machine == "cpu" else one_gpu_tables(machine) if machine.startswith("1x")
-                  else gpu_tables(machine))
+        lines += (
+            cpu_tables()
+            if machine == "cpu"
+            else one_gpu_tables(machine)
+            if machine.startswith("1x")
+            else gpu_tables(machine)
+        )
     return lines
 
 
@@ -248,12 +301,17 @@ def main(arguments):
     elif arguments not in ([], ["--check"]):
         sys.exit(__doc__)
     fresh = {f"docs/{name}": text for name, text in charts.files().items()}
-    for name, lines, of_deep_ep in (("README.md", readme(), deep_ep.readme()),
-                                    ("docs/performance.md", performance(), deep_ep.performance())):
+    for name, lines, of_deep_ep in (
+        ("README.md", readme(), deep_ep.readme()),
+        ("docs/performance.md", performance(), deep_ep.performance()),
+    ):
         text = replaced((data.ROOT / name).read_text(), "tables", lines)
         fresh[name] = replaced(text, "deep_ep", of_deep_ep)
-    stale = [name for name, text in fresh.items()
-             if not (data.ROOT / name).exists() or (data.ROOT / name).read_text() != text]
+    stale = [
+        name
+        for name, text in fresh.items()
+        if not (data.ROOT / name).exists() or (data.ROOT / name).read_text() != text
+    ]
     if arguments == ["--check"] and stale:
         sys.exit(f"{', '.join(stale)}: not as bench/results has it; ./dev tables updates it")
     for name in stale:

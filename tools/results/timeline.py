@@ -7,6 +7,7 @@ kernel on that rank, since GPUs' clocks differ. Prints a table of the steps; wit
 column per rank, one row per block (a strip per warp), one colour per step. Only the picture needs matplotlib (./dev
 timeline installs it).
 """
+
 import argparse
 import collections
 import json
@@ -23,8 +24,9 @@ def load(path, kernels, ranks):
         for line in filter(str.strip, lines):
             fields = json.loads(line)
             if (not kernels or fields["kernel"] in kernels) and (not ranks or fields["rank"] in ranks):
-                found[fields["kernel"], fields["rank"]].append(Record(*(fields[key] for key in (
-                    "rank", "kernel", "block", "warp", "step", "ns"))))
+                found[fields["kernel"], fields["rank"]].append(
+                    Record(*(fields[key] for key in ("rank", "kernel", "block", "warp", "step", "ns")))
+                )
     aligned = {}
     kernels = list(dict.fromkeys(kernel for kernel, _ in found))  # in the file's order
     for key, records in sorted(found.items(), key=lambda item: (kernels.index(item[0][0]), item[0][1])):
@@ -60,24 +62,40 @@ def summary(aligned):
         yield f"  {'step':20} {'times':>6}   {'begins':>8} {'min':>8} {'max':>8}   {'lasts':>8} {'min':>8} {'max':>8}"
         for step in steps_in_order(of_all):
             chosen = [span for span in of_all if span.step == step]
-            yield (f"  {step:20.20} {len(chosen):6}   {figures([span.start for span in chosen])}   "
-                   f"{figures([span.end - span.start for span in chosen])}")
+            yield (
+                f"  {step:20.20} {len(chosen):6}   {figures([span.start for span in chosen])}   "
+                f"{figures([span.end - span.start for span in chosen])}"
+            )
 
 
 def draw(aligned, path):
     import matplotlib
+
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
 
-    plt.rcParams.update({"svg.hashsalt": "crossdock", "svg.fonttype": "none", "font.size": 8, "axes.spines.top": False,
-                         "axes.spines.right": False})
+    plt.rcParams.update(
+        {
+            "svg.hashsalt": "crossdock",
+            "svg.fonttype": "none",
+            "font.size": 8,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
+    )
     of_key = {key: list(spans(records)) for key, records in aligned.items()}
     kernels = list(dict.fromkeys(kernel for kernel, _ in aligned))
     ranks = sorted({rank for _, rank in aligned})
-    figure, grid = plt.subplots(len(kernels), len(ranks), squeeze=False, sharex="row", sharey="row",
-                                figsize=(1.2 + 3.4 * len(ranks), 0.6 + 4.2 * len(kernels)))
+    figure, grid = plt.subplots(
+        len(kernels),
+        len(ranks),
+        squeeze=False,
+        sharex="row",
+        sharey="row",
+        figsize=(1.2 + 3.4 * len(ranks), 0.6 + 4.2 * len(kernels)),
+    )
     for kernel, panels in zip(kernels, grid, strict=True):
         of_kernel = [span for (each, _), found in of_key.items() if each == kernel for span in found]
         steps = steps_in_order(of_kernel)
@@ -89,28 +107,55 @@ def draw(aligned, path):
             strip = {warp: (i / len(warps), (i + 1) / len(warps)) for i, warp in enumerate(warps)}
             shown = [span for span in found if span.end > span.start]
             # Many thousands of shapes make a picture that no browser likes; as pixels they stay small.
-            axes.add_collection(PolyCollection(
-                [[(x, span.block + y) for x, y in ((span.start, strip[span.warp][0]), (span.end, strip[span.warp][0]),
-                                                   (span.end, strip[span.warp][1]), (span.start, strip[span.warp][1]))]
-                 for span in shown],
-                facecolors=[colours[span.step] for span in shown], linewidths=0, rasterized=len(shown) > 2000))
-            axes.set(title=f"{kernel}, rank {rank}", xlabel="us", xlim=(0, end * 1.02),
-                     ylim=(max(span.block for span in of_kernel) + 1, 0))
+            axes.add_collection(
+                PolyCollection(
+                    [
+                        [
+                            (x, span.block + y)
+                            for x, y in (
+                                (span.start, strip[span.warp][0]),
+                                (span.end, strip[span.warp][0]),
+                                (span.end, strip[span.warp][1]),
+                                (span.start, strip[span.warp][1]),
+                            )
+                        ]
+                        for span in shown
+                    ],
+                    facecolors=[colours[span.step] for span in shown],
+                    linewidths=0,
+                    rasterized=len(shown) > 2000,
+                )
+            )
+            axes.set(
+                title=f"{kernel}, rank {rank}",
+                xlabel="us",
+                xlim=(0, end * 1.02),
+                ylim=(max(span.block for span in of_kernel) + 1, 0),
+            )
         panels[0].set_ylabel("block")
-        panels[-1].legend(handles=[Patch(color=colours[step], label=step) for step in steps
-                                   if any(span.step == step and span.end > span.start for span in of_kernel)],
-                          loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+        panels[-1].legend(
+            handles=[
+                Patch(color=colours[step], label=step)
+                for step in steps
+                if any(span.step == step and span.end > span.start for span in of_kernel)
+            ],
+            loc="upper left",
+            bbox_to_anchor=(1, 1),
+            frameon=False,
+        )
     figure.savefig(path, bbox_inches="tight", dpi=200, metadata={"Date": None, "Creator": None})
 
 
 def main(words):
-    parser = argparse.ArgumentParser(prog="timeline", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="timeline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", metavar="FILE")
     parser.add_argument("out", metavar="OUT.svg", nargs="?")
     parser.add_argument("--kernels", metavar="LIST", help="only these", type=lambda text: text.split(","))
-    parser.add_argument("--ranks", metavar="LIST", help="only these",
-                        type=lambda text: [int(rank) for rank in text.split(",")])
+    parser.add_argument(
+        "--ranks", metavar="LIST", help="only these", type=lambda text: [int(rank) for rank in text.split(",")]
+    )
     arguments = parser.parse_args(words)
     aligned = load(arguments.file, arguments.kernels, arguments.ranks)
     if not aligned:
@@ -118,4 +163,3 @@ def main(words):
     print("\n".join(summary(aligned)))
     if arguments.out:
         draw(aligned, arguments.out)
-

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documents and the API reference as a site: ./dev docs. Sphinx reads the Markdown files where they are."""
+
 import pathlib
 import re
 
@@ -28,8 +29,13 @@ CONTENTS = {
     "Performance": ["docs/performance", "docs/scaling"],
     "Change": ["ARCHITECTURE", "CONTRIBUTING", "docs/protocol", "docs/plugin", "RELEASE", "CHANGELOG"],
     "Beside the product": ["docs/a2sgd"],
-    "History": ["docs/history/low-latency", "docs/history/high-throughput", "docs/history/deep-ep-host-cost",
-                "docs/history/network", "docs/history/a2sgd"],
+    "History": [
+        "docs/history/low-latency",
+        "docs/history/high-throughput",
+        "docs/history/deep-ep-host-cost",
+        "docs/history/network",
+        "docs/history/a2sgd",
+    ],
 }
 
 

@@ -18,8 +18,8 @@ Scope = Literal["model", "bucket"]
 class HookState(Uncopied):
     """What the hook keeps between steps; one per model. Collective: made by all ranks of the process group.
 
-    scope "model" (the paper's): two means for the whole gradient, when its last bucket is ready. "bucket": two means for
-    each of DDP's buckets, as soon as it is ready. group None: the default process group. options: those of
+    scope "model" (the paper's): two means for the whole gradient, when its last bucket is ready. "bucket": two means
+    for each of DDP's buckets, as soon as it is ready. group None: the default process group. options: those of
     crossdock.A2sgd. Close it before the process group is destroyed.
     """
 

@@ -19,9 +19,10 @@ class Optimizer(Uncopied):
     """Averages the gradients' means by sign, then steps with the wrapped optimizer.
 
     Collective: every rank makes it, steps, and closes it, with a model of the same size. scope "model" (the paper's):
-    one gradient over all parameters; "group": one for each of the optimizer's param_groups. average_every n: after every
-    n-th step the parameters of all ranks are averaged, too. skip_nonfinite: where any rank's gradient holds a NaN or an
-    infinity, no rank steps (this waits for the device). names: of the parameters, for reports: named_parameters().
+    one gradient over all parameters; "group": one for each of the optimizer's param_groups. average_every n: after
+    every n-th step the parameters of all ranks are averaged, too. skip_nonfinite: where any rank's gradient holds a NaN
+    or an infinity, no rank steps (this waits for the device). names: of the parameters, for reports:
+    named_parameters().
     """
 
     _remedy = "save the state_dict() of its optimizer, and make it anew around another one"

@@ -46,9 +46,7 @@ def run_rank(comm: ep.Communicator, options: argparse.Namespace) -> dict[str, An
             seconds[name] += end - start
         factors = (layer.weights * _factor(layer.topk_idx)).sum(axis=1, keepdims=True)
         expected = layer.tokens * factors
-        worst = max(
-            worst, float(np.abs(layer.result - expected).max(initial=0) / np.abs(expected).max(initial=1e-9))
-        )
+        worst = max(worst, float(np.abs(layer.result - expected).max(initial=0) / np.abs(expected).max(initial=1e-9)))
         for source in range(comm.num_ranks):
             _, chosen, _ = layer.problem(source, step, options.tokens)
             rows_from[source] += int((chosen // layer.num_local == comm.rank).sum())

@@ -22,7 +22,9 @@ HOME_LIBRARY, DEEP_EP_FOLDER = "/crossdock/nccl_ep_home/lib/libnccl_ep.so", "/cr
 def report(pid: int) -> int:
     """Prints the libraries of process pid; returns 1 if two have the same name, or if NCCL is too old."""
     files, command, environment = _read(pid)
-    libraries = [file for file in _named(files, "libnccl_ep.so") if not file.removesuffix(DELETED).endswith(HOME_LIBRARY)]
+    libraries = [
+        file for file in _named(files, "libnccl_ep.so") if not file.removesuffix(DELETED).endswith(HOME_LIBRARY)
+    ]
     nccls = _named(files, "libnccl.so")
     rows = [("process", f"{pid}: {' '.join(command)}")]
     rows += [("libnccl_ep", f"{file}, {_whose(pid, file)}") for file in libraries] or [("libnccl_ep", "not loaded")]

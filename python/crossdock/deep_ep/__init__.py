@@ -17,6 +17,7 @@ except ModuleNotFoundError as error:
 
 from crossdock.as_deep_ep import VERSION
 from crossdock.deep_ep import buffers, utils
+from crossdock.deep_ep.checks import topk_idx_t
 from crossdock.deep_ep.config import Config
 from crossdock.deep_ep.elastic import (
     ElasticBuffer,
@@ -25,7 +26,6 @@ from crossdock.deep_ep.elastic import (
     get_physical_domain_size,
 )
 from crossdock.deep_ep.events import EventHandle, EventOverlap
-from crossdock.deep_ep.checks import topk_idx_t
 from crossdock.deep_ep.legacy import Buffer
 
 __version__ = VERSION

@@ -139,9 +139,7 @@ def check_x(values: Any, scales: Any) -> None:
     """x of a dispatch, with its scales or None."""
     check_tensor("x", values, ("tokens", "hidden"), (), dense=True)
     fits = values.element_size() <= 4 and values.shape[1] >= 1
-    require(
-        fits, lambda: f"x is {describe(values)}, allowed: elements of 1, 2 or 4 bytes, at least one in a row"
-    )
+    require(fits, lambda: f"x is {describe(values)}, allowed: elements of 1, 2 or 4 bytes, at least one in a row")
     if scales is not None:
         sizes = (values.shape[0], "scales per token")
         check_tensor("the tensor of scales", scales, sizes, (), values.device)

@@ -15,7 +15,6 @@ from crossdock._core import Kept, StreamEvent, current_stream_address
 from crossdock.copies import Uncopied
 from crossdock.deep_ep.errors import refuse_state, require, require_state
 
-
 _known_streams: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device and address
 
 

@@ -12,7 +12,6 @@ from crossdock.deep_ep.errors import refuse_state, translated
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.errors import Error
 
-
 SPARE = 4  # handles that captures can have, since none can be made during one
 
 

@@ -107,7 +107,9 @@ class Exchange(Shared):
     closing it closes it for all. It cannot be pickled.
     """
 
-    _remedy = "save the module's state_dict(), and make the Exchange anew: Exchange(communicator_of(process_group), ...)"
+    _remedy = (
+        "save the module's state_dict(), and make the Exchange anew: Exchange(communicator_of(process_group), ...)"
+    )
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to average the workers' gradients [workers, entries], in place. A2SGD's is the library's; the others are plain."""
+"""Ways to average the workers' gradients [workers, entries], in place. A2SGD's is the library's; the others are
+plain."""
 
 from __future__ import annotations
 

@@ -18,9 +18,7 @@ SHOWN = [(arm, arm, "") for arm in ARMS] + [
 
 def _runs(study: dict[str, Any], arm: str, workers: int, skewed: bool) -> list[dict[str, Any]]:
     return [
-        run
-        for run in study["results"]
-        if run["arm"] == arm and run["workers"] == workers and run["skewed"] == skewed
+        run for run in study["results"] if run["arm"] == arm and run["workers"] == workers and run["skewed"] == skewed
     ]
 
 
@@ -80,7 +78,8 @@ COLORS = {"dense": "#222222", "a2sgd": "#c0392b", "top-k": "#2a6fb0", "qsgd": "#
 
 
 def draw(study: dict[str, Any], task: str, path: Path) -> None:
-    """A row of pictures for accuracy (digits) or loss (text), one for drift; a column per case. Bands: least to most."""
+    """A row of pictures for accuracy (digits) or loss (text), one for drift; a column per case. Bands: least to
+    most."""
     import matplotlib
 
     matplotlib.use("svg")

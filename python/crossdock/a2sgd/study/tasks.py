@@ -50,9 +50,7 @@ class Digits:
 
     def make_model(self) -> nn.Module:
         torch.manual_seed(self.seed)
-        return nn.Sequential(
-            nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
-        )
+        return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
 
     def loss(self, model: nn.Module, worker: int, step: int) -> Tensor:
         random = torch.Generator().manual_seed(1_000_003 * self.seed + 1009 * step + worker)
@@ -69,7 +67,9 @@ class Digits:
 def _example() -> tuple[Any, Any]:
     folder = Path(__file__).resolve().parents[4] / "examples" / "moe_lm"
     if not (folder / "model.py").exists():
-        raise InvalidUsage(f"the text model is that of examples/moe_lm, and {folder} is not there: run from the sources")
+        raise InvalidUsage(
+            f"the text model is that of examples/moe_lm, and {folder} is not there: run from the sources"
+        )
     sys.path.insert(0, str(folder))
     try:
         import model as example_model  # type: ignore[import-not-found]

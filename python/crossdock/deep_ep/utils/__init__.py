@@ -8,7 +8,17 @@ from typing import Any
 from crossdock.deep_ep.events import EventHandle, EventOverlap
 from crossdock.deep_ep.utils import envs, event, gate, math, refs, testing
 
-__all__ = ["EventHandle", "EventOverlap", "check_nvlink_connections", "envs", "event", "gate", "math", "refs", "testing"]
+__all__ = [
+    "EventHandle",
+    "EventOverlap",
+    "check_nvlink_connections",
+    "envs",
+    "event",
+    "gate",
+    "math",
+    "refs",
+    "testing",
+]
 
 
 def check_nvlink_connections(group: Any) -> None:

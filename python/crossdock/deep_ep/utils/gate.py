@@ -16,8 +16,8 @@ def get_unbalanced_scores(
     unbalanced_ratio: float = 1.0,
     precise: bool = False,
 ) -> torch.Tensor:
-    """fp32 scores [T, E], at least 0, on torch's default device. Their top-k gives the first rank unbalanced_ratio times
-    the mean number of pairs of token and expert, as far as it has experts.
+    """fp32 scores [T, E], at least 0, on torch's default device. Their top-k gives the first rank unbalanced_ratio
+    times the mean number of pairs of token and expert, as far as it has experts.
 
     precise: exactly, to a pair, also where the ratio is 1; else on average.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reference results of DeepEP's tests of ElasticBuffer, by torch.distributed and plain operations of torch.
 
-T tokens of a rank, N received rows, K columns (top-k), H hidden, M num_max_tokens_per_rank. Crossdock's own: from what the
-tests pass and compare, and from the documented order of sums.
+T tokens of a rank, N received rows, K columns (top-k), H hidden, M num_max_tokens_per_rank. Crossdock's own: from what
+the tests pass and compare, and from the documented order of sums.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _gathered(own: torch.Tensor, most: int) -> torch.Tensor:
 def generate_pre_combine_data(
     src_token_idx: torch.Tensor, num_max_tokens_per_rank: int, num_topk: int, hidden: int
 ) -> torch.Tensor:
-    """bf16 [N, K, H], from -1 to 1: outputs of experts, which source rank * M + token alone decides, on every rank. M is
-    in these numbers already."""
+    """bf16 [N, K, H], from -1 to 1: outputs of experts, which source rank * M + token alone decides, on every rank. M
+    is in these numbers already."""
     channels = 2 * torch.arange(hidden, dtype=torch.int32, device=src_token_idx.device) + 1
     made = torch.empty(len(src_token_idx), num_topk, hidden, dtype=torch.bfloat16, device=src_token_idx.device)
     for column in range(num_topk):
@@ -78,8 +78,9 @@ def combine(
 ) -> torch.Tensor:
     """bf16 [T, H], the combine of y [T, K, H], one row per chosen expert; what topk_idx has -1 for is left out.
 
-    Crossdock's order: the rows of a rank by column, ranks in ascending order within each scale-up domain, domains, and at
-    last bias (None, [T, H] or a tuple of them), all in fp32. The flags say which sums are rounded to bf16 on the way.
+    Crossdock's order: the rows of a rank by column, ranks in ascending order within each scale-up domain, domains, and
+    at last bias (None, [T, H] or a tuple of them), all in fp32. The flags say which sums are rounded to bf16 on the
+    way.
     """
     num_ranks = num_scaleout_ranks * num_scaleup_ranks
     ranks = torch.where(topk_idx >= 0, topk_idx // (num_experts // num_ranks), -1)
