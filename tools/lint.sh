@@ -31,6 +31,7 @@ none() {
 }
 
 formatting() {
+    ruff format -q --check --output-format concise .
     sources | xargs -r clang-format-14 --dry-run 2>&1 | grep -oE '^[^ :]+:[0-9]+:' | cut -d: -f1 | sort | uniq -c |
         awk '{print $2 ": " $1 " places"}'
 }

@@ -59,7 +59,7 @@ def number(pattern, text):
 
 def words_of(config):
     values = re.findall(r"(\d+|true|false)u?(?:,|$)", config[2])
-    return " ".join(words[value] for words, value in zip(CONFIGS[config[1]], values) if value in words)
+    return " ".join(words[value] for words, value in zip(CONFIGS[config[1]], values, strict=False) if value in words)
 
 
 def kernel_of(signature):
