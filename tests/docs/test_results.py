@@ -9,7 +9,7 @@ import tempfile
 import unittest
 from unittest import mock
 
-from tools.results import data, deep_ep, slim
+from tools.results import compare, data, deep_ep, slim
 from tools.results.markdown import replaced
 from tools.results.svg import Chart, Curve, Panel
 
@@ -48,7 +48,7 @@ OF_DEEP_EP = {
 }
 
 
-class Take(unittest.TestCase):
+class Folders(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -65,6 +65,8 @@ class Take(unittest.TestCase):
         with contextlib.redirect_stdout(io.StringIO()), mock.patch.object(data, "head", return_value="abc123"):
             data.take(self.folder / "in")
 
+
+class Take(Folders):
     # A run is read back with the settings, figures and lower bounds of each case.
     def test_figures_are_kept(self):
         self.take(DOCUMENT)
@@ -117,6 +119,35 @@ class Take(unittest.TestCase):
         self.assertNotIn("4096", text)
         self.assertIn("| `ElasticBuffer` dispatch + combine, 128 tokens | 26.5 | 26.5 |", deep_ep.readme())
         self.assertNotIn("/home", (self.folder / "out" / "deep_ep.jsonl").read_text())
+
+
+# New runs beside the committed ones.
+class Compare(Folders):
+    def compare(self, median, name="ll-example-2xgpu", results=2):
+        self.take(DOCUMENT)
+        now = json.loads(json.dumps(DOCUMENT))
+        now["results"] = now["results"][:results]
+        now["results"][0]["libraries"][0]["dispatch"]["time_us"]["median"] = median
+        (self.folder / "now").mkdir()
+        (self.folder / "now" / f"{name}.json").write_text(json.dumps(now))
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            compare.main([str(self.folder / "now")])
+        return output.getvalue()
+
+    def test_as_fast_is_well(self):
+        self.assertIn("compared 2 cases", self.compare(26.5 * 1.09))
+
+    def test_slower_is_named(self):
+        with self.assertRaisesRegex(SystemExit, "ll-example, 1 tokens, dispatch: 29.68 us, 26.50 at abc123"):
+            self.compare(26.5 * 1.12)
+
+    def test_missing_is_named(self):
+        with self.assertRaisesRegex(SystemExit, "ll-example, 8 tokens, dispatch: not measured"):
+            self.compare(26.5, results=1)
+
+    def test_other_machine_is_named(self):
+        with self.assertRaisesRegex(SystemExit, "no figures of 2xother"):
+            self.compare(26.5, "ll-example-2xother")
 
 
 class Committed(unittest.TestCase):

@@ -2,6 +2,7 @@
 """Tables and pictures of the committed measurements. Run from the repository's root:
 
 python3 -m tools.results tables [--check | --take FOLDER]   README.md, docs/performance.md and their pictures
+python3 -m tools.results compare FOLDER [PERCENT]           new runs of ep_bench with the committed ones
 python3 -m tools.results scaling [--check | --measure LL_SCALE]   docs/scaling.md and its picture
 python3 -m tools.results timeline FILE [OUT.svg]            what the warps of a kernel did when
 python3 -m tools.results slim SVG...                        rewrite matplotlib's SVG files compactly, in place
@@ -10,7 +11,7 @@ python3 -m tools.results slim SVG...                        rewrite matplotlib's
 import importlib
 import sys
 
-COMMANDS = ("tables", "scaling", "timeline", "slim")
+COMMANDS = ("tables", "compare", "scaling", "timeline", "slim")
 
 
 def main():
