@@ -22,7 +22,7 @@ section() {
 # Tracked files and those about to be; a file deleted but not yet committed is left out.
 files() { git ls-files -co --exclude-standard -- "$@" | while read -r file; do if [ -f "$file" ]; then echo "$file"; fi; done; }
 sources() { files '*.h' '*.hpp' '*.c' '*.cpp' '*.cu' '*.cuh'; }
-scripts() { files dev .ci/run '*.sh'; }
+scripts() { files dev .ci '*.sh'; }
 # none COMMAND...: fails and shows the output if there is any.
 none() {
     local output
@@ -92,6 +92,9 @@ ignored_commits() {
     done
 }
 
+# A tag of an action may be moved to other code, a commit cannot.
+unpinned_actions() { files '.github/*.yml' | xargs -r grep -nE '\buses: ' /dev/null | grep -vE '@[0-9a-f]{40} # v[0-9.]+$'; }
+
 section "formatting (./dev format mends it)" none formatting
 section "a licence line in every file" none licence
 section "GPU assembly in src/device/ptx.cuh only" none assembly
@@ -101,6 +104,7 @@ section "CUDA in folders cuda, .cu files and src/device only" none cuda_elsewher
 section "kernels are launched through src/runtime/cuda/launch.cuh" none launches
 section "ruff" python
 section "shellcheck" shell
+section "actions of workflows are named by commit and version" none unpinned_actions
 section "commit messages" none commit_messages
 section "commits in .git-blame-ignore-revs exist" none ignored_commits
 section "clang-tidy on src/api and src/core" tidy
