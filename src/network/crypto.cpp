@@ -32,6 +32,7 @@ constexpr const char* kName = "libcrypto.so.3";
                         of(EVP_DecryptUpdate) of(EVP_DecryptFinal_ex)
 
 struct Library {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a declared name has none
 #define CROSSDOCK_CRYPTO_MEMBER(name) decltype(&::name) name = nullptr;
     CROSSDOCK_CRYPTO_FUNCTIONS(CROSSDOCK_CRYPTO_MEMBER)
 #undef CROSSDOCK_CRYPTO_MEMBER

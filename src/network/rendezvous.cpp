@@ -187,9 +187,7 @@ bool send_all(const Socket& socket, std::span<const std::byte> bytes, uint64_t d
         const ssize_t sent = send(socket.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent > 0) {
             bytes = bytes.subspan(static_cast<size_t>(sent));
-        } else if (errno != EAGAIN && errno != EINTR) {
-            return false;
-        } else if (!await(socket, POLLOUT, deadline_ns)) {
+        } else if ((errno != EAGAIN && errno != EINTR) || !await(socket, POLLOUT, deadline_ns)) {
             return false;
         }
     }
@@ -201,9 +199,7 @@ bool receive_all(const Socket& socket, std::span<std::byte> bytes, uint64_t dead
         const ssize_t got = recv(socket.fd(), bytes.data(), bytes.size(), MSG_DONTWAIT);
         if (got > 0) {
             bytes = bytes.subspan(static_cast<size_t>(got));
-        } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
-            return false;
-        } else if (!await(socket, POLLIN, deadline_ns)) {
+        } else if (got == 0 || (errno != EAGAIN && errno != EINTR) || !await(socket, POLLIN, deadline_ns)) {
             return false;
         }
     }

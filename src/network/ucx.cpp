@@ -196,7 +196,7 @@ void UcxWorker::fetch(void* descriptor, std::byte* target, uint64_t bytes, Done 
 }
 
 UcxWorker::UcxWorker(std::shared_ptr<UcxContext> context, FrameReceiver& receiver, uint32_t num_peers)
-    : receiver_(receiver), context_(std::move(context)) {
+    : receiver_(receiver), context_(std::make_unique<std::shared_ptr<UcxContext>>(std::move(context))) {
     for (uint32_t rank = 0; rank < num_peers; ++rank) peers_.push_back({this, rank});
     send_param_.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                                UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FIELD_FLAGS;
@@ -210,7 +210,7 @@ UcxWorker::UcxWorker(std::shared_ptr<UcxContext> context, FrameReceiver& receive
     ucp_worker_params_t params = {};
     params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
     params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-    check(ucx().ucp_worker_create(context_->handle(), &params, &worker_), "ucp_worker_create");
+    check(ucx().ucp_worker_create((*context_)->handle(), &params, &worker_), "ucp_worker_create");
 
     ucp_am_handler_param_t handler = {};
     handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
@@ -229,7 +229,7 @@ UcxWorker::~UcxWorker() {
     } else {
         // UCX aborts the process if a worker is destroyed with pending requests, and a dead peer's may never complete.
         // The worker is leaked and not progressed again.
-        new std::shared_ptr<UcxContext>(context_);
+        static_cast<void>(context_.release());
     }
 }
 

@@ -78,7 +78,8 @@ class UcxWorker final : private PayloadSource {
     decltype(UcxLibrary::ucp_am_send_nbx) send_ = ucx().ucp_am_send_nbx;
     ucp_request_param_t send_param_ = {};  // common to all sends except for two fields
     FrameReceiver& receiver_;
-    std::shared_ptr<UcxContext> context_;
+    // On the heap, where it stays with a worker that cannot be destroyed.
+    std::unique_ptr<std::shared_ptr<UcxContext>> context_;
     ucp_worker_h worker_ = nullptr;
     std::vector<Peer> peers_;
     std::vector<void*> dropping_;  // requests that close endpoints

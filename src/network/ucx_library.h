@@ -15,6 +15,7 @@ namespace crossdock::network {
                         of(ucs_status_string)
 
 struct UcxLibrary {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a declared name has none
 #define CROSSDOCK_UCX_MEMBER(name) decltype(&::name) name = nullptr;
     CROSSDOCK_UCX_FUNCTIONS(CROSSDOCK_UCX_MEMBER)
 #undef CROSSDOCK_UCX_MEMBER
