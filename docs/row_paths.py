@@ -6,6 +6,7 @@ row_paths.py            writes both pictures
 row_paths.py --check    fails if a picture is not what this writes, or if a file lacks a function named for it
 """
 
+import itertools
 import pathlib
 import sys
 from html import escape
@@ -408,7 +409,7 @@ def draw(picture):
         lines = [(s["title"], "title")] + [(line, "note") for line in s["text"]]
         lines += [(line, "file") for file, names in s["files"].items() for line in lines_of(file, names)]
         out += [text(x + 10, y + 18 + LINE * i, *line) for i, line in enumerate(lines)]
-    for before, later in zip(stations, stations[1:]):
+    for before, later in itertools.pairwise(stations):
         earlier = [s for s in stations if s["title"].startswith(tuple(later["after"]))] if later["after"] else [before]
         out += [arrow(way(s, later)) for s in earlier]
     for side, beside, lines in picture["notes"]:

@@ -5,9 +5,9 @@
     reference.py OUT.md
 
 A comment that stands directly before a declaration is its text, which follows the declaration. A line `---- Title ----`
-in a comment starts a section. The comments of members stay in the code; private members are left out. In a text, lines that begin like `name: ...`
-and lines with indented ones below them become items of a list, and so do the indented lines below one that ends with a
-colon. Nothing else is understood, and nothing is lost.
+in a comment starts a section. The comments of members stay in the code; private members are left out. In a text, lines
+that begin like `name: ...` and lines with indented ones below them become items of a list, and so do the indented lines
+below one that ends with a colon. Nothing else is understood, and nothing is lost.
 """
 
 import pathlib
@@ -153,7 +153,7 @@ def describe(header, anchors):
         sections = [SECTION.match(line.strip()) for line in comment]
         for section in filter(None, sections):
             yield f"### {section.group(1)}\n"
-        prose = [line for line, section in zip(comment, sections) if not section and "SPDX-" not in line]
+        prose = [line for line, section in zip(comment, sections, strict=True) if not section and "SPDX-" not in line]
         # Macros without a comment are what their section says.
         if code and title_of(code) and (any(prose) or not code[0].startswith("#")):
             yield f"#### {title_of(code)}\n"
@@ -173,13 +173,13 @@ def main():
     # Once to learn the names, once more with links to them.
     anchors = {name for header in HEADERS for name in heading.findall("\n".join(describe(header, set())))}
     pages = ["\n".join(describe(header, anchors)) for header in HEADERS]
-    for header, page in zip(HEADERS, pages):
+    for header, page in zip(HEADERS, pages, strict=True):
         if not heading.search(page):
             sys.exit(f"reference.py finds no declaration in include/{header}")
     index = [
         f"- [{header}](#{re.sub('[^a-z0-9_-]', '', header.lower())}): "
         + ", ".join(f"[{name}](#{name.lower()})" for name in heading.findall(page) if not name.isupper())
-        for header, page in zip(HEADERS, pages)
+        for header, page in zip(HEADERS, pages, strict=True)
     ]
     out.write_text(
         "<!-- Made from the public headers by tools/reference.py. -->\n\n# C and C++\n\n"
