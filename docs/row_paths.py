@@ -102,7 +102,7 @@ LL = {
             "code",
             "6. the receiver waits for the counts of all sources",
             ["They give every row's place before rows arrive."],
-            {"src/kernels/ll/dispatch_receive.h": ["gather_counts", "scan_experts"]},
+            {"src/kernels/ll/received_counts.h": ["gather", "place_rows"]},
         ),
         station(
             "target",
