@@ -186,12 +186,12 @@ namespace {
 bool is_small_enough(const LlCommon& c, uint32_t most_topk) {
     return c.num_tokens <= c.warp_layout.warps_per_block * uint32_t{kLanes} && c.topk <= most_topk;
 }
-bool may_be_known(const LlDispatchArgs& args) {
+[[maybe_unused]] bool may_be_known(const LlDispatchArgs& args) {
     const LlWarpLayout& warp_layout = args.common.warp_layout;
     return is_small_enough(args.common, kTopkOfDispatch) && args.common.tokens_per_block <= warp_layout.num_stages &&
            args.row_bytes <= warp_layout.chunk_bytes;
 }
-bool may_be_known(const LlCombineArgs& args) { return is_small_enough(args.common, kTopkOfCombine); }
+[[maybe_unused]] bool may_be_known(const LlCombineArgs& args) { return is_small_enough(args.common, kTopkOfCombine); }
 
 // Runs run(args), with the arguments cast to those of the kernel that serves the call, or unchanged for the general
 // kernel. Groups with GIN peers, and sanitizer builds, have only the general one.
