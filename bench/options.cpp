@@ -20,8 +20,6 @@ using tools::one_of;
 struct Words {
     std::string mode = "ll";
     std::string backend;
-    std::string old_backend;
-    bool gpu_processes = false;
     std::string layout;
     std::string recipe = "none";
     std::string combine_recipe = "none";
@@ -129,9 +127,6 @@ std::string find_contradiction(const Options& options, const Words& words, bool 
     if (options.backend == Backend::kCuda && tools::num_cuda_devices() == 0) {
         return "--backend: cuda is not possible: " + tools::why_no_cuda();
     }
-    if (words.gpu_processes && !is_cuda(options.backend)) {
-        return "--gpu-processes: goes with --backend cuda only";
-    }
     if ((options.kernels || options.overlap) && !is_cuda(options.backend)) {
         return fmt::format("--{}: goes with --backend cuda only", options.kernels ? "kernels" : "overlap");
     }
@@ -186,8 +181,6 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
                    "where the ranks run: threads, processes, cuda (a thread per GPU rank) or cuda-processes "
                    "(threads; processes under mpirun, srun, torchrun)")
         ->check(one_of({"threads", "processes", "cuda", "cuda-processes"}));
-    tools::add_deprecated(app, "--world", words.old_backend)->check(one_of({"threads", "processes", "gpu"}));
-    tools::add_deprecated_flag(app, "--gpu-processes", words.gpu_processes);
     CLI::Option* ranks = app.add_option("--ranks", options.num_ranks, "ranks (8)")->check(integer_range(1, 512));
     app.add_option("--rendezvous", options.rendezvous_path, "under a launcher: the file where the ranks meet")
         ->type_name("FILE");
@@ -259,17 +252,9 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     }
     const std::map<std::string, ncclDataType_t> dtypes = {
         {"bf16", ncclBfloat16}, {"fp16", ncclFloat16}, {"fp32", ncclFloat32}};
-    if (!words.old_backend.empty()) {
-        tools::say_deprecated(app, backend_notice("--world", words.old_backend));
-        words.backend = words.old_backend;
-    }
     options.backend =
         backend_named(words.backend, {Backend::kThreads, Backend::kProcesses, Backend::kCuda, Backend::kCudaProcesses})
             .value_or(options.launched ? Backend::kProcesses : Backend::kThreads);
-    if (words.gpu_processes) {
-        tools::say_deprecated(app, "--gpu-processes is deprecated: use --backend cuda-processes");
-        options.backend = options.backend == Backend::kCuda ? Backend::kCudaProcesses : options.backend;
-    }
     options.mode = words.mode == "ht" ? Mode::kHighThroughput : Mode::kLowLatency;
     const std::map<std::string, ncclEpLayout_t> layouts = {
         {"", options.is_high_throughput() ? NCCL_EP_LAYOUT_FLAT : NCCL_EP_LAYOUT_EXPERT_MAJOR},

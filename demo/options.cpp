@@ -17,37 +17,6 @@ constexpr int kMaxLowLatencyTokens = 512;
 const std::vector<Backend> kBackends = {Backend::kThreads, Backend::kProcesses, Backend::kHosts, Backend::kSimulation,
                                         Backend::kCuda};
 
-// What --backend was in earlier versions; 0.3 still takes it.
-struct OldOptions {
-    bool processes = false;
-    bool threads = false;
-    bool network = false;
-    std::string device;
-    CLI::Option* seed = nullptr;
-
-    void add_to(CLI::App& app, Options& options) {
-        tools::add_deprecated_flag(app, "--processes", processes);
-        tools::add_deprecated_flag(app, "--threads", threads);
-        tools::add_deprecated_flag(app, "--network", network);
-        tools::add_deprecated(app, "--device", device)->check(tools::one_of({"cpu", "cuda"}));
-        seed = app.add_option("--deterministic", options.schedule_seed)->check(integer_range(0, INT64_MAX))->group("");
-    }
-
-    // The backend that one of them names, after a notice; else `backend`.
-    std::string said(const CLI::App& app, const std::string& backend) const {
-        const auto instead = [&](const char* option, const char* name, const char* more) {
-            tools::say_deprecated(app, fmt::format("{} is deprecated: use --backend {}{}", option, name, more));
-            return std::string(name);
-        };
-        if (device == "cuda") return instead("--device cuda", "cuda", "");
-        if (*seed) return instead("--deterministic SEED", "simulation", " --schedule-seed SEED");
-        if (network) return instead("--network", "hosts", "");
-        if (threads) return instead("--threads", "threads", "");
-        if (processes) return instead("--processes", "processes", "");
-        return backend;
-    }
-};
-
 }  // namespace
 
 std::optional<int> parse_options(int argc, char** argv, Options& options) {
@@ -57,7 +26,6 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         "crossdock_demo");
     std::string mode = "ll";
     std::string backend;
-    OldOptions old;
     int num_experts = 0;
     LayerShape& layer = options.layer;
 
@@ -76,7 +44,6 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         ->check(tools::one_of({"threads", "processes", "hosts", "simulation", "cuda"}));
     app.add_option("--schedule-seed", options.schedule_seed, "simulation: decides who runs when (0)")
         ->check(integer_range(0, INT64_MAX));
-    old.add_to(app, options);
     app.add_option("--json", options.json_path, "also write the report as JSON to FILE")->check(tools::writable_file());
     app.add_option("--tokens", options.tokens_per_rank,
                    "tokens per rank and step, at most (ll: 128; ht: the whole text)")
@@ -129,7 +96,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     if (layer.hidden % 8 != 0) {
         return tools::refuse(app, fmt::format("--hidden: {} is not a multiple of 8 from 8 to 32768", layer.hidden));
     }
-    options.backend = backend_named(old.said(app, backend), kBackends).value_or(Backend::kProcesses);
+    options.backend = backend_named(backend, kBackends).value_or(Backend::kProcesses);
     if (options.backend == Backend::kCuda && tools::num_cuda_devices() == 0) {
         return tools::refuse(app, "--backend: cuda is not possible: " + tools::why_no_cuda());
     }

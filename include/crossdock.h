@@ -32,9 +32,6 @@ extern "C" {
 #endif
 #if defined(__GNUC__)
 #pragma GCC visibility push(default)
-#define CROSSDOCK_DEPRECATED(advice) __attribute__((deprecated(advice)))
-#else
-#define CROSSDOCK_DEPRECATED(advice)
 #endif
 
 /* ---- Version ---- */
@@ -150,8 +147,7 @@ typedef enum {
     CROSSDOCK_FAULT_NONE = 0,
     CROSSDOCK_FAULT_SKIP_STORE_WAIT = 1, /* flags are raised before the data's asynchronous copy has completed */
     CROSSDOCK_FAULT_REUSE_SLOT = 2,      /* senders do not wait for the receiver's credit */
-    CROSSDOCK_FAULT_WRITE_GARBAGE = 3,   /* a rank writes garbage into the others' memory */
-    CROSSDOCK_FAULT_WRITE_NONSENSE = CROSSDOCK_FAULT_WRITE_GARBAGE /* deprecated name */
+    CROSSDOCK_FAULT_WRITE_GARBAGE = 3    /* a rank writes garbage into the others' memory */
 } crossdockFault_t;
 
 typedef struct {
@@ -195,13 +191,6 @@ typedef void (*crossdockRankProgram_t)(ncclComm_t comm, int rank, void* context)
 ncclResult_t crossdockRunSimulation(int num_ranks, const crossdockSimulationConfig_t* config,
                                     crossdockRankProgram_t program, void* context, uint64_t* num_steps);
 
-/* Deprecated: earlier names of these. */
-typedef crossdockSimulationConfig_t crossdockDeterministicConfig_t;
-#define CROSSDOCK_DETERMINISTIC_CONFIG_INIT CROSSDOCK_SIMULATION_CONFIG_INIT
-CROSSDOCK_DEPRECATED("use crossdockRunSimulation")
-ncclResult_t crossdockRunDeterministic(int num_ranks, const crossdockSimulationConfig_t* config,
-                                       crossdockRankProgram_t program, void* context, uint64_t* num_steps);
-
 /* ---- Memory and windows of CPU communicators ---- */
 
 /* Zeroed memory that can be registered as a window on every CPU backend, 4096-byte aligned. Local. size 0:
@@ -223,17 +212,12 @@ typedef struct {
     unsigned int size;  /* sizeof(crossdockGroupOptions_t) */
     unsigned int magic; /* NCCL_EP_MAGIC */
     int ht_masks;       /* 1: the HT group goes on without ranks that do not answer, see below. 0: it fails */
-    union {
-        int lsa_team_size; /* ranks in a row that load and store each other's memory; they reach the others through the
-                              network. 0: the communicator's LSA teams */
-        int domain_ranks;  /* deprecated: the earlier name of lsa_team_size */
-    };
+    int lsa_team_size;  /* ranks in a row that load and store each other's memory; they reach the others through the
+                           network. 0: the communicator's LSA teams */
 } crossdockGroupOptions_t;
 
-#define CROSSDOCK_GROUP_OPTIONS_INIT                             \
-    {                                                            \
-        sizeof(crossdockGroupOptions_t), NCCL_EP_MAGIC, 0, { 0 } \
-    }
+#define CROSSDOCK_GROUP_OPTIONS_INIT \
+    { sizeof(crossdockGroupOptions_t), NCCL_EP_MAGIC, 0, 0 }
 
 /* ncclEpCreateGroup with options; NULL: none. Collective, the same options on every rank.
  * InvalidArgument: group NULL, ht_masks not 0 or 1, lsa_team_size that does not divide the ranks of the communicator's
@@ -307,12 +291,9 @@ ncclResult_t crossdockGroupMemoryUse(ncclEpGroup_t group, crossdockMemoryUse_t* 
 /* What this rank's operations have sent in a group of several LSA teams, since the group was created. Rows that HT
  * reads in place, in windows, are not counted. */
 typedef struct {
-    unsigned int size;  /* in: sizeof(crossdockTraffic_t) */
-    unsigned int magic; /* in: NCCL_EP_MAGIC */
-    union {
-        int lsa_team_size; /* ranks per LSA team; all ranks: there is one team, and the rest is zero */
-        int domain_ranks;  /* deprecated: the earlier name of lsa_team_size */
-    };
+    unsigned int size;      /* in: sizeof(crossdockTraffic_t) */
+    unsigned int magic;     /* in: NCCL_EP_MAGIC */
+    int lsa_team_size;      /* ranks per LSA team; all ranks: there is one team, and the rest is zero */
     uint64_t rows_inside;   /* to ranks of the own LSA team, this one included ... */
     uint64_t bytes_inside;  /* ... with scales and headers */
     uint64_t rows_crossed;  /* to the other LSA teams ... */
@@ -322,7 +303,7 @@ typedef struct {
 } crossdockTraffic_t;
 
 #define CROSSDOCK_TRAFFIC_INIT \
-    { sizeof(crossdockTraffic_t), NCCL_EP_MAGIC, {0}, 0, 0, 0, 0, 0, 0 }
+    { sizeof(crossdockTraffic_t), NCCL_EP_MAGIC, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Local; waits for all issued operations. */
 ncclResult_t crossdockGroupTraffic(ncclEpGroup_t group, crossdockTraffic_t* traffic);
@@ -569,16 +550,11 @@ typedef struct {
                                   report says "skipped". 0: all ranks' gradients become NaN, as with an all-reduce.
                                   The same on every rank */
     uint64_t timeout_ns;       /* of a step's wait for the others; 0: 100 s. NCCL_EP_TIMEOUT_MS comes before it */
-    union {
-        int lsa_team_size; /* as in crossdockGroupOptions_t */
-        int domain_ranks;  /* deprecated: the earlier name of lsa_team_size */
-    };
+    int lsa_team_size;         /* as in crossdockGroupOptions_t */
 } crossdockA2sgdConfig_t;
 
-#define CROSSDOCK_A2SGD_CONFIG_INIT                                                           \
-    {                                                                                         \
-        sizeof(crossdockA2sgdConfig_t), NCCL_EP_MAGIC, CROSSDOCK_A2SGD_SUMS_FP32, 0, 0, { 0 } \
-    }
+#define CROSSDOCK_A2SGD_CONFIG_INIT \
+    { sizeof(crossdockA2sgdConfig_t), NCCL_EP_MAGIC, CROSSDOCK_A2SGD_SUMS_FP32, 0, 0, 0 }
 
 /* Collective. pieces are this rank's; how the gradient is cut, and the pieces' types, may differ between ranks. config
  * NULL: the defaults.

@@ -62,8 +62,6 @@ line secret "CROSSDOCK_SECRET $([ -n "${CROSSDOCK_SECRET:-}" ] && echo set || ec
         echo "anyone who reaches rank 0's port can take a rank's place")"
 if [ -n "${CROSSDOCK_LSA_TEAM_SIZE:-}" ]; then
     line lsa_teams "CROSSDOCK_LSA_TEAM_SIZE $CROSSDOCK_LSA_TEAM_SIZE" "ranks per LSA team, if that divides theirs"
-elif [ -n "${CROSSDOCK_DOMAIN_RANKS:-}" ]; then
-    line lsa_teams "CROSSDOCK_DOMAIN_RANKS $CROSSDOCK_DOMAIN_RANKS" "deprecated: set CROSSDOCK_LSA_TEAM_SIZE instead"
 else
     line lsa_teams "CROSSDOCK_LSA_TEAM_SIZE not set" "CPU ranks: one LSA team per host; GPUs: NCCL's LSA teams"
 fi

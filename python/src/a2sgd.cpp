@@ -149,18 +149,14 @@ it as a context manager.)")
         .def(
             "__init__",
             [](A2sgd* self, nb::handle comm, nb::handle pieces, nb::handle names, const std::string& sums,
-               bool skip_nonfinite, double timeout_s, int lsa_team_size, int domain_ranks) {
-                if (domain_ranks != 0) {
-                    warn_deprecated("domain_ranks", "lsa_team_size");
-                    lsa_team_size = domain_ranks;
-                }
+               bool skip_nonfinite, double timeout_s, int lsa_team_size) {
                 new (self) A2sgd(comm, pieces, names, sums, skip_nonfinite, timeout_s, lsa_team_size);
             },
             "comm"_a, "pieces"_a, nb::kw_only(), "names"_a.none() = nb::none(), "sums"_a = "fp32",
-            "skip_nonfinite"_a = false, "timeout_s"_a = 0.0, "lsa_team_size"_a = 0, "domain_ranks"_a = 0,
+            "skip_nonfinite"_a = false, "timeout_s"_a = 0.0, "lsa_team_size"_a = 0,
             nb::sig("def __init__(self, comm: object, pieces: collections.abc.Sequence[object], *, names: "
                     "collections.abc.Sequence[str] | None = None, sums: str = 'fp32', skip_nonfinite: bool = False, "
-                    "timeout_s: float = 0.0, lsa_team_size: int = 0, domain_ranks: int = 0) -> None"))
+                    "timeout_s: float = 0.0, lsa_team_size: int = 0) -> None"))
         .def("set_pieces", &A2sgd::set_pieces, "pieces"_a,
              nb::sig("def set_pieces(self, pieces: collections.abc.Sequence[object]) -> None"),
              "Other memory for the same gradient, from the next begin on.")

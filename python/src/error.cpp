@@ -30,11 +30,6 @@ void check(ncclResult_t result) {
 void invalid_argument(const std::string& message) { throw ApiError(ncclInvalidArgument, message); }
 void invalid_usage(const std::string& message) { throw ApiError(ncclInvalidUsage, message); }
 
-void warn_deprecated(const char* name, const char* current) {
-    if (PyErr_WarnFormat(PyExc_DeprecationWarning, 1, "%s is deprecated: use %s", name, current) != 0)
-        throw nb::python_error();
-}
-
 bool is_about_call(nb::handle type) {
     return PyErr_GivenExceptionMatches(type.ptr(), PyExc_Exception) != 0 &&
            PyErr_GivenExceptionMatches(type.ptr(), PyExc_MemoryError) == 0;

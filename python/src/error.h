@@ -29,9 +29,6 @@ void check(ncclResult_t result);
 [[noreturn]] void invalid_argument(const std::string& message);
 [[noreturn]] void invalid_usage(const std::string& message);
 
-// A DeprecationWarning of the caller: name is deprecated, use the other.
-void warn_deprecated(const char* name, const char* current);
-
 // Whether an exception of this type says something about the call that raised it. Others pass through all code here:
 // what is no Exception (KeyboardInterrupt, SystemExit), and MemoryError.
 bool is_about_call(nanobind::handle type);

@@ -114,9 +114,6 @@ Group::Group(nb::handle comm, nb::handle config, const nb::kwargs& fields) {
             options.ht_masks = as<bool>(value, "ht_masks", "True, False") ? 1 : 0;
         } else if (shown(name) == "lsa_team_size") {
             options.lsa_team_size = as<int>(value, "lsa_team_size", "the number of ranks of an LSA team");
-        } else if (shown(name) == "domain_ranks") {
-            warn_deprecated("domain_ranks", "lsa_team_size");
-            options.lsa_team_size = as<int>(value, "domain_ranks", "the number of ranks of an LSA team");
         } else if (shown(name) == "api_version") {
             api_version = as<unsigned int>(value, "api_version", "1, 2, 3");
         } else {
@@ -149,13 +146,6 @@ void bind_traffic(nb::module_& module) {
     using Traffic = crossdockTraffic_t;
     nb::class_<Traffic>(module, "Traffic", "What this rank sent, by LSA team: crossdockTraffic_t.")
         .def_ro("lsa_team_size", &Traffic::lsa_team_size, "Ranks per LSA team; all ranks: one team, the rest is zero.")
-        .def_prop_ro(
-            "domain_ranks",
-            [](const Traffic& traffic) {
-                warn_deprecated("domain_ranks", "lsa_team_size");
-                return traffic.lsa_team_size;
-            },
-            "Deprecated: lsa_team_size.")
         .def_ro("rows_inside", &Traffic::rows_inside, "To ranks of the own LSA team, this one included.")
         .def_ro("bytes_inside", &Traffic::bytes_inside, "With scales and headers.")
         .def_ro("rows_crossed", &Traffic::rows_crossed, "To the other LSA teams.")

@@ -36,14 +36,6 @@ def test_bench_and_its_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (tmp_path / "bench.png").stat().st_size > 1000
 
 
-def test_the_old_name_of_the_backend_still_works(capsys: pytest.CaptureFixture[str]) -> None:
-    """And one line says what to write instead."""
-    assert main(["demo", *SMALL, "--world", "processes", "--steps", "1", "--json", "-"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["backend"] == "processes"
-    assert said.err == "crossdock: --world processes is deprecated: use --backend processes\n"
-
-
 def pretend_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, **answers: str) -> None:
     """answers: what it prints, by a word of its arguments."""
     tool = folder / "nvidia-smi"

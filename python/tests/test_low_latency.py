@@ -149,18 +149,6 @@ def test_nodes() -> None:
     assert sum(rows for _, rows in found) > 0
 
 
-def test_the_earlier_name_of_lsa_team_size_works_and_warns() -> None:
-    with pytest.warns(DeprecationWarning, match="domain_ranks is deprecated: use lsa_team_size"):
-        found = ep.run_threads(4, nodes, random_problem(12, 4, 2, 20, 16, 3), {"domain_ranks": 2})
-    assert all(lsa_team_size == 2 for lsa_team_size, _ in found)
-    [comm] = ep.Communicator.create_threads(1)
-    with comm, ep.Group(comm, num_experts=1, max_dispatch_tokens_per_rank=1, max_token_bytes=64) as group:
-        with pytest.warns(DeprecationWarning, match="domain_ranks is deprecated: use lsa_team_size"):
-            assert group.traffic().domain_ranks == 1
-        with pytest.warns(DeprecationWarning, match="domain_ranks is deprecated: use lsa_team_size"):
-            ep.A2sgd(comm, [np.zeros(4, np.float32)], domain_ranks=1).close()
-
-
 def quantised(comm: ep.Communicator, problem: Problem) -> None:
     rank, local, hidden = comm.rank, problem.experts_per_rank, problem.hidden
     received = np.zeros((local, comm.num_ranks * problem.max_tokens, hidden), ml_dtypes.float8_e4m3fn)

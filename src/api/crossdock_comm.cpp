@@ -199,11 +199,6 @@ ncclResult_t crossdockRunSimulation(int num_ranks, const crossdockSimulationConf
     });
 }
 
-ncclResult_t crossdockRunDeterministic(int num_ranks, const crossdockSimulationConfig_t* config,
-                                       crossdockRankProgram_t program, void* context, uint64_t* num_steps) {
-    return crossdockRunSimulation(num_ranks, config, program, context, num_steps);
-}
-
 ncclResult_t crossdockMemAlloc(void** memory, size_t size) {
     return boundary([&] {
         require_not_null(memory, "memory");

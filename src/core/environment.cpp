@@ -24,11 +24,7 @@ std::optional<uint32_t> number_of_sms(const char* name) {
 }
 
 std::optional<uint32_t> read_lsa_team_size() {
-    constexpr const char* kName = "CROSSDOCK_LSA_TEAM_SIZE";
-    constexpr const char* kDeprecated = "CROSSDOCK_DOMAIN_RANKS";
-    const bool is_deprecated = value_of(kName) == nullptr && value_of(kDeprecated) != nullptr;
-    if (is_deprecated) warn(fmt::format("{} is deprecated: use {}", kDeprecated, kName));
-    const auto ranks = environment_number(is_deprecated ? kDeprecated : kName, INT32_MAX, warn);
+    const auto ranks = environment_number("CROSSDOCK_LSA_TEAM_SIZE", INT32_MAX, warn);
     return ranks ? std::optional(static_cast<uint32_t>(*ranks)) : std::nullopt;
 }
 

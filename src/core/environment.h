@@ -13,7 +13,7 @@ struct Environment {
     std::optional<uint32_t> comm_sms;       // NCCL_EP_COMM_SMS
     std::optional<uint32_t> dispatch_sms;   // NCCL_EP_DISPATCH_SMS
     std::optional<uint32_t> combine_sms;    // NCCL_EP_COMBINE_SMS
-    std::optional<uint32_t> lsa_team_size;  // CROSSDOCK_LSA_TEAM_SIZE, or CROSSDOCK_DOMAIN_RANKS (deprecated)
+    std::optional<uint32_t> lsa_team_size;  // CROSSDOCK_LSA_TEAM_SIZE
     bool is_verbose = false;                // NCCL_EP_ENV_VERBOSE
     bool is_quiet = false;                  // NCCL_EP_QUIET
     bool has_local_dup = false;             // NCCL_EP_HT_EM_LOCAL_DUP

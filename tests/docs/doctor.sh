@@ -16,7 +16,7 @@ expect() {
         exit 1
     }
 }
-unset CROSSDOCK_LSA_TEAM_SIZE CROSSDOCK_DOMAIN_RANKS NCCL_RMA_PLUGIN NCCL_GIN_ENABLE NCCL_GIN_TYPE
+unset CROSSDOCK_LSA_TEAM_SIZE NCCL_RMA_PLUGIN NCCL_GIN_ENABLE NCCL_GIN_TYPE
 expect NCCL_RMA_PLUGIN= "work where NCCL has a network of its own"
 expect NCCL_RMA_PLUGIN=/nowhere/plugin.so "no such file: set it to the path of"
 expect NCCL_RMA_PLUGIN="$folder/libno_plugin.so" "no plugin for NCCL's RMA"
@@ -24,7 +24,6 @@ expect NCCL_RMA_PLUGIN="$folder/libforeign_plugin.so" "another plugin than Cross
 expect NCCL_RMA_PLUGIN="$folder/libimitation_plugin.so" "ok: groups warn where NCCL falls back"
 expect NCCL_GIN_ENABLE=0 "GPU groups of several LSA teams are refused: unset it"
 expect CROSSDOCK_LSA_TEAM_SIZE=2 "ranks per LSA team, if that divides theirs"
-expect CROSSDOCK_DOMAIN_RANKS=2 "deprecated: set CROSSDOCK_LSA_TEAM_SIZE instead"
 expect NCCL_GIN_TYPE=3 "unset it, or set it to 2"
 
 # Two GPUs as nvidia-smi shows them; LINK: how it calls their link.

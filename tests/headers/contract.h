@@ -156,16 +156,12 @@ FIELD(ncclEpCompleteConfig_t, size, 0, 4);
 FIELD(ncclEpCompleteConfig_t, magic, 4, 4);
 MACROS_V1(ncclEpCompleteConfig_t, COMPLETE_CONFIG, 8);
 
-// Renamed fields keep their place, and their earlier names.
 SIZE(crossdockGroupOptions_t, 16);
 FIELD(crossdockGroupOptions_t, lsa_team_size, 12, 4);
-FIELD(crossdockGroupOptions_t, domain_ranks, 12, 4);
 SIZE(crossdockTraffic_t, 64);
 FIELD(crossdockTraffic_t, lsa_team_size, 8, 4);
-FIELD(crossdockTraffic_t, domain_ranks, 8, 4);
 SIZE(crossdockA2sgdConfig_t, 32);
 FIELD(crossdockA2sgdConfig_t, lsa_team_size, 24, 4);
-FIELD(crossdockA2sgdConfig_t, domain_ranks, 24, 4);
 
 VALUE(NCCL_EP_MAJOR, 0);
 VALUE(NCCL_EP_MINOR, 2);

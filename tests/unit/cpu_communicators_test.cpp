@@ -349,18 +349,6 @@ TEST(RunSimulation, RefusesBadConfigurations) {
     EXPECT_GE(num_steps, 2u);
 }
 
-// The names of before 0.3.
-TEST(RunSimulation, DeprecatedNamesRun) {
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-    const crossdockDeterministicConfig_t config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
-    int num_runs = 0;
-    const auto program = [](ncclComm_t, int, void* count) { ++*static_cast<int*>(count); };
-    EXPECT_EQ(crossdockRunDeterministic(2, &config, program, &num_runs, nullptr), ncclSuccess);
-    EXPECT_EQ(num_runs, 2);
-#pragma GCC diagnostic pop
-}
-
 TEST(RunSimulation, CommunicatorsEndWithTheRun) {
     ncclComm_t escaped = nullptr;
     std::shared_ptr<Communicator> kept;

@@ -37,27 +37,12 @@ inline const char* backend_name(Backend backend) {
 
 inline bool is_cuda(Backend backend) { return backend == Backend::kCuda || backend == Backend::kCudaProcesses; }
 
-// Names of earlier versions, which 0.3 still takes.
-inline std::string current_backend_name(const std::string& name) {
-    return name == "deterministic"   ? "simulation"
-           : name == "gpu"           ? "cuda"
-           : name == "gpu-processes" ? "cuda-processes"
-                                     : name;
-}
-
-// Of these backends the one of that name, old or new.
+// Of these backends the one of that name.
 inline std::optional<Backend> backend_named(const std::string& name, const std::vector<Backend>& backends) {
     for (const Backend backend : backends) {
-        if (current_backend_name(name) == backend_name(backend)) return backend;
+        if (name == backend_name(backend)) return backend;
     }
     return std::nullopt;
-}
-
-// One line for users of an old option; empty for the current spelling.
-inline std::string backend_notice(const std::string& option, const std::string& name) {
-    const std::string current = current_backend_name(name);
-    if (option == "--backend" && name == current) return "";
-    return option + " " + name + " is deprecated: use --backend " + current;
 }
 
 }  // namespace crossdock

@@ -85,16 +85,4 @@ int refuse(const CLI::App& app, const std::string& message) {
     return kUsageStatus;
 }
 
-CLI::Option* add_deprecated(CLI::App& app, const std::string& name, std::string& value) {
-    return app.add_option(name, value)->group("");
-}
-
-CLI::Option* add_deprecated_flag(CLI::App& app, const std::string& name, bool& value) {
-    return app.add_flag(name, value)->group("");
-}
-
-void say_deprecated(const CLI::App& app, const std::string& notice) {
-    if (!notice.empty()) fmt::print(stderr, "{}: {}\n", app.get_name(), notice);
-}
-
 }  // namespace crossdock::tools

@@ -31,11 +31,4 @@ std::optional<int> parse_command_line(CLI::App& app, int argc, char** argv);
 // Says `message` on stderr as the program's; returns kUsageStatus.
 int refuse(const CLI::App& app, const std::string& message);
 
-// An option of earlier versions that still works and that --help does not show.
-CLI::Option* add_deprecated(CLI::App& app, const std::string& name, std::string& value);
-CLI::Option* add_deprecated_flag(CLI::App& app, const std::string& name, bool& value);
-
-// Says on stderr what to use instead; nothing for an empty notice.
-void say_deprecated(const CLI::App& app, const std::string& notice);
-
 }  // namespace crossdock::tools

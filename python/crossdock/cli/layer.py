@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +12,6 @@ import numpy as np
 import crossdock as ep
 
 Array = np.ndarray[Any, Any]
-
-
-class OldOption(argparse.Action):
-    """--world, the earlier name of --backend."""
-
-    def __call__(self, _parser: Any, namespace: argparse.Namespace, value: Any, _option: str | None = None) -> None:
-        print(f"crossdock: --world {value} is deprecated: use --backend {value}", file=sys.stderr)
-        namespace.backend = value
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -39,7 +30,6 @@ def add_backend_arguments(parser: argparse.ArgumentParser, ranks: int, hidden: i
     parser.add_argument(
         "--backend", choices=["threads", "processes"], default="threads", help="how ranks run (threads)"
     )
-    parser.add_argument("--world", choices=["threads", "processes"], action=OldOption, help=argparse.SUPPRESS)
     parser.add_argument("--hidden", type=int, default=hidden, help=f"elements of a row, fp32 ({hidden})")
     parser.add_argument("--experts", type=int, default=experts, help=f"experts, a multiple of the ranks ({experts})")
     parser.add_argument("--topk", type=int, default=topk, help=f"experts per token ({topk})")

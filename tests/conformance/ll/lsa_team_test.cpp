@@ -271,11 +271,11 @@ TEST(LsaTeam, WrongTeamSizesAreRefused) {
     });
 }
 
-// CROSSDOCK_LSA_TEAM_SIZE overrides the option, and is judged like it; CROSSDOCK_DOMAIN_RANKS, its earlier name, works.
+// CROSSDOCK_LSA_TEAM_SIZE overrides the option, and is judged like it.
 TEST(LsaTeam, TheEnvironmentDecides) {
     on_each_backend({Backend::kProcesses, Backend::kSimulation}, [](const BackendSpec& spec) {
-        const auto run_with = [&](const char* name, const char* value, int expected) {
-            setenv(name, value, 1);
+        const auto run_with = [&](const char* value, int expected) {
+            setenv("CROSSDOCK_LSA_TEAM_SIZE", value, 1);
             expect_clean(spec, 4, std::nullopt, [=](RankContext& context) {
                 const Problem problem = busy_problem(4, NCCL_EP_LAYOUT_RANK_MAJOR, 1);
                 const ncclEpGroupConfig_t config = group_config_for(context, problem);
@@ -292,14 +292,12 @@ TEST(LsaTeam, TheEnvironmentDecides) {
                 RANK_CHECK(context, traffic.lsa_team_size == expected, "{}", traffic.lsa_team_size);
                 RANK_OK(context, ncclEpGroupDestroy(group));
             });
-            unsetenv(name);
+            unsetenv("CROSSDOCK_LSA_TEAM_SIZE");
         };
-        run_with("CROSSDOCK_LSA_TEAM_SIZE", "1", 1);
-        run_with("CROSSDOCK_LSA_TEAM_SIZE", "4", 4);
-        run_with("CROSSDOCK_LSA_TEAM_SIZE", "3", 0);
-        run_with("CROSSDOCK_LSA_TEAM_SIZE", "nonsense", 2);
-        run_with("CROSSDOCK_DOMAIN_RANKS", "4", 4);
-        run_with("CROSSDOCK_DOMAIN_RANKS", "nonsense", 2);
+        run_with("1", 1);
+        run_with("4", 4);
+        run_with("3", 0);
+        run_with("nonsense", 2);
     });
 }
 

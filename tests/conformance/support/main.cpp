@@ -30,10 +30,6 @@ constexpr const char* kUsage =
     std::exit(2);
 }
 
-void say_deprecated(const std::string& notice) {
-    if (!notice.empty()) std::fprintf(stderr, "crossdock_conformance: %s\n", notice.c_str());
-}
-
 uint64_t number(const std::string& flag, const std::string& text, uint64_t least, uint64_t most) {
     char* end = nullptr;
     const uint64_t value = std::strtoull(text.c_str(), &end, 0);
@@ -43,21 +39,20 @@ uint64_t number(const std::string& flag, const std::string& text, uint64_t least
     return value;
 }
 
-void select_backend(const std::string& option, const std::string& name) {
+void select_backend(const std::string& name) {
     const auto one = backend_named(name, kEveryBackend);
     options().backends.clear();
     for (const Backend backend : kEveryBackend) {
         if (backend == one || (name == "all-cpu" && !is_cuda(backend))) options().backends.push_back(backend);
     }
     if (options().backends.empty()) {
-        refuse(fmt::format("{} is \"{}\", not threads, processes, hosts, simulation, cuda, cuda-processes or all-cpu",
-                           option, name));
+        refuse(fmt::format(
+            "--backend is \"{}\", not threads, processes, hosts, simulation, cuda, cuda-processes or all-cpu", name));
     }
-    say_deprecated(backend_notice(option, name));
 }
 
 void parse(int argc, char** argv) {
-    select_backend("--backend", "all-cpu");
+    select_backend("all-cpu");
     for (int i = 1; i < argc; ++i) {
         const std::string flag = argv[i];
         if (flag == "--help") {
@@ -66,12 +61,11 @@ void parse(int argc, char** argv) {
         }
         if (i + 1 == argc) refuse(fmt::format("{} has no value, or is unknown", flag));
         const std::string value = argv[++i];
-        if (flag == "--backend" || flag == "--world") {
-            select_backend(flag, value);
+        if (flag == "--backend") {
+            select_backend(value);
         } else if (flag == "--ranks") {
             options().num_ranks = static_cast<int>(number(flag, value, 1, 64));
-        } else if (flag == "--lsa-team" || flag == "--domain") {
-            if (flag == "--domain") say_deprecated("--domain is deprecated: use --lsa-team");
+        } else if (flag == "--lsa-team") {
             options().lsa_team_size = static_cast<int>(number(flag, value, 1, 64));
         } else if (flag == "--seed") {
             options().seed = number(flag, value, 0, UINT64_MAX);
