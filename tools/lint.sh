@@ -48,7 +48,7 @@ layers() {
     local folder uses allowed
     sed -nE 's/^\| .(src\/\w+|plugin). \|.*\| ([a-z, ]*)\|$/\1 \2/p' ARCHITECTURE.md | while read -r folder uses; do
         allowed=${folder#src/}${uses:+|${uses//, /|}}
-        files "$folder/*" | xargs -r grep -nE '#include "(api|core|fabric|gin|kernels|network|plugin|runtime|device)/' /dev/null |
+        files "$folder/*" | xargs -r grep -nE '#include "(api|core|fabric|device_api|kernels|network|plugin|runtime|device)/' /dev/null |
             grep -vE "\"(core/(boundary|environment_number|error|interrupt|log|printable|process)\.h|($allowed)/)"
     done
 }
@@ -65,8 +65,8 @@ compiled() { grep -oE '"file": "[^"]+"' build/lint/compile_commands.json | cut -
 tidy() {
     local shallow=(-Xclang -analyzer-config -Xclang mode=shallow)
     compiled | while read -r file; do
-        if [[ $file = */src/@(api|core|gin|network)/*.cpp ]] ||
-            { [[ $file = */Unity/* ]] && grep -qE '/src/(api|core|gin|network)/' "$file"; }; then
+        if [[ $file = */src/@(api|core|device_api|network)/*.cpp ]] ||
+            { [[ $file = */Unity/* ]] && grep -qE '/src/(api|core|device_api|network)/' "$file"; }; then
             echo "$file"
         fi
     done | xargs -r -P "$(nproc)" -n 1 clang-tidy -p build/lint --quiet --checks=-bugprone-suspicious-include \
@@ -108,5 +108,5 @@ section "shellcheck" shell
 section "actions of workflows are named by commit and version" none unpinned_actions
 section "commit messages" none commit_messages
 section "commits in .git-blame-ignore-revs exist" none ignored_commits
-section "clang-tidy on src/api, src/core, src/gin, src/network and the host side of src/kernels" tidy
+section "clang-tidy on src/api, src/core, src/device_api, src/network and the host side of src/kernels" tidy
 exit $failed

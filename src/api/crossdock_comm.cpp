@@ -7,6 +7,7 @@
 
 #include "core/boundary.h"
 #include "crossdock.h"
+#include "device_api/device_comm.h"
 #include "fabric/cpu/in_process_communicator.h"
 #include "fabric/cpu/mailbox.h"
 #include "fabric/cpu/process_communicator.h"
@@ -15,7 +16,6 @@
 #include "fabric/cpu/window_memory.h"
 #include "fabric/hosts/communicator.h"
 #include "fabric/hosts/launcher.h"
-#include "gin/device_comm.h"
 #include "runtime/cpu/machine_memory.h"
 
 namespace crossdock {
@@ -228,7 +228,7 @@ ncclResult_t crossdockCommWindowRegister(ncclComm_t comm, void* memory, size_t s
 ncclResult_t crossdockCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
     return boundary([&] {
         const auto communicator = cpu_communicator_of(comm, "ncclCommWindowDeregister");
-        gin::drain(*communicator);
+        device_api::drain(*communicator);
         communicator->deregister_window(window, cpu::join_timeout_ns());
     });
 }

@@ -45,8 +45,8 @@ said "CROSSDOCK_JOBS"
 while read -r name; do
     answers 0 "$name" --help
     said "$name"
-done < <("$root/dev" help | sed -nE 's/^  ([a-z-]+) .*/\1/p' | grep -vE '^(tables|timeline|gpu-test|demo|bench|gin-bench)$')
-for name in tables timeline gpu-test demo bench gin-bench; do # a program's own help
+done < <("$root/dev" help | sed -nE 's/^  ([a-z-]+) .*/\1/p' | grep -vE '^(tables|timeline|gpu-test|demo|bench|network-bench)$')
+for name in tables timeline gpu-test demo bench network-bench; do # a program's own help
     answers 0 $name --help
     said "--"
 done

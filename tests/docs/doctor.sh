@@ -38,6 +38,6 @@ esac
 TEXT
 chmod +x "$work/nvidia-smi"
 PATH=$work:$PATH
-expect LINK=OK "ok: low latency sends LL128 rows"
-expect LINK=NS "GPU0-GPU1 not linked"
-expect LINK=NS "low latency sends plain rows"
+expect LINK=OK "all 2 GPUs: kernels store into the peer's memory, low latency in LL128 rows"
+expect LINK=NS "no peer access"
+expect LINK=NS "all 2 GPUs: kernels send through NCCL's network"

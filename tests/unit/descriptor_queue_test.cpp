@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "gin/descriptor_queue.h"
+#include "device_api/descriptor_queue.h"
 
 #include <thread>
 #include <vector>
 
-namespace crossdock::gin {
+namespace crossdock::device_api {
 namespace {
 
 Descriptor numbered(uint64_t number) {
@@ -67,4 +67,4 @@ TEST(DescriptorQueue, TakesFromSeveralThreads) {
 }
 
 }  // namespace
-}  // namespace crossdock::gin
+}  // namespace crossdock::device_api

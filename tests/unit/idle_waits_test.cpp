@@ -8,7 +8,7 @@
 
 #include "crossdock.h"
 #include "crossdock/device/entry.hpp"
-#include "gin/kernel_thread.h"
+#include "device_api/kernel_thread.h"
 #include "runtime/cpu/idle_backoff.h"
 
 namespace crossdock {
@@ -45,11 +45,11 @@ TEST(IdleWaits, AKernelsWaitDescribesItselfOnlyWhenItExpires) {
     launch.context = &counts;
     launch.body = [](void* context) {
         auto& its_counts = *static_cast<Counts*>(context);
-        gin::KernelThread::current().wait([&] { return ++its_counts.polls == 1000; },
-                                          [&] {
-                                              ++its_counts.descriptions;
-                                              return std::string("the thousandth poll");
-                                          });
+        device_api::KernelThread::current().wait([&] { return ++its_counts.polls == 1000; },
+                                                 [&] {
+                                                     ++its_counts.descriptions;
+                                                     return std::string("the thousandth poll");
+                                                 });
     };
     ncclComm_t comm = nullptr;
     ASSERT_EQ(crossdockCommInitAll(&comm, 1), ncclSuccess);

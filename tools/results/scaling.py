@@ -4,7 +4,7 @@
 scaling                     rewrites the tables between the document's marks, and docs/ll_scale.svg
 scaling --check             fails if that would change them, or if a count is far from the model
 scaling --measure LL_SCALE  first runs that program (build/cpu/bench/ll_scale) over many numbers of ranks into
-                            bench/scale/ll_scale.jsonl
+                            bench/results/ll_scale.jsonl
 """
 
 import json
@@ -16,7 +16,7 @@ from tools.results.data import ROOT
 from tools.results.markdown import replaced, table
 from tools.results.svg import Chart, Curve, Panel
 
-RESULTS = ROOT / "bench/scale/ll_scale.jsonl"
+RESULTS = ROOT / "bench/results/ll_scale.jsonl"
 DOCUMENT = ROOT / "docs/scaling.md"
 PICTURE = ROOT / "docs/ll_scale.svg"
 MEASURED_RANKS = (16, 32, 64, 128, 256, 512, 1024)
@@ -164,7 +164,6 @@ def ht_table():
 
 
 def measure(program):
-    RESULTS.parent.mkdir(exist_ok=True)
     with RESULTS.open("w") as file:
         for ranks in MEASURED_RANKS:
             trips = max(2, 2048 // ranks)  # few ranks draw too few tokens for a mean
