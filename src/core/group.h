@@ -3,8 +3,8 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <vector>
 
 #include "core/error.h"
@@ -116,7 +116,7 @@ class Group {
     HostVisibleStatus* status_ = nullptr;
     DeviceMemory words_;  // WaitControl, then the mask
     std::unique_ptr<StreamOrder> order_;
-    mutable std::mutex memory_mutex_;  // arenas come and go while another group looks into them (whereabouts)
+    mutable std::shared_mutex memory_mutex_;  // arenas come and go while another group looks into them (whereabouts)
     std::vector<std::shared_ptr<LlArena>> arenas_;
     std::unique_ptr<HtArena> ht_arena_;
     std::vector<Handle*> handles_;

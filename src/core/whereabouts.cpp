@@ -4,7 +4,7 @@
 // it has entered, so this rank's memory says where the other one is.
 #include <fmt/format.h>
 
-#include <mutex>
+#include <shared_mutex>
 
 #include "core/diagnosis.h"
 #include "core/group.h"
@@ -64,16 +64,17 @@ std::vector<Group::EnteredWords> Group::entered_words() const {
 std::string Group::whereabouts(const crossdockDiagnosis_t& diagnosis) const try {
     if (diagnosis.valid == 0 || is_interruption(diagnosis) || diagnosis.peer == rank()) return "";
     const int peer = diagnosis.peer;
-    // Memory that is being made or destroyed is left out: whoever does that may wait for this rank.
+    // Memory that is being made or destroyed is left out: whoever does that may wait for this rank. Ranks that are
+    // threads may look at the same time.
     Entered ours;
-    if (const std::unique_lock lock(memory_mutex_, std::try_to_lock); lock.owns_lock()) {
+    if (const std::shared_lock lock(memory_mutex_, std::try_to_lock); lock.owns_lock()) {
         for (const EnteredWords& words : entered_words()) {
             const Entered entered = entered_by(runtime(), words, rank(), diagnosis.epoch);
             if (entered.epoch != 0 && entered_by(runtime(), words, peer).epoch <= entered.epoch) ours = entered;
         }
     }
     for (const auto& group : groups().all()) {
-        const std::unique_lock lock(group->memory_mutex_, std::try_to_lock);
+        const std::shared_lock lock(group->memory_mutex_, std::try_to_lock);
         if (!lock.owns_lock() || group->communicator_ != communicator_) continue;
         for (const EnteredWords& words : group->entered_words()) {
             const Entered theirs = entered_by(runtime(), words, peer);
