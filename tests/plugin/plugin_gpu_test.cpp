@@ -64,10 +64,6 @@ struct Options {
     const char* json = nullptr;
 };
 
-void check(cudaError_t result, const char* call) {
-    if (result != cudaSuccess) throw std::runtime_error(fmt::format("{} failed: {}", call, cudaGetErrorString(result)));
-}
-
 struct Measurement {
     const char* what;
     uint64_t bytes;
@@ -100,6 +96,11 @@ class Ranks {
     }
 
   private:
+    static void check(cudaError_t result, const char* call) {
+        if (result == cudaSuccess) return;
+        throw std::runtime_error(fmt::format("{} failed: {}", call, cudaGetErrorString(result)));
+    }
+
     void check(ncclResult_t result, ncclComm_t comm, const char* call) const {
         if (result == ncclSuccess) return;
         throw std::runtime_error(
@@ -115,11 +116,11 @@ class Ranks {
 
     void run_rank(int rank) {
         int num_devices = 0;
-        device_api::check(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
-        device_api::check(cudaSetDevice(rank % num_devices), "cudaSetDevice");
-        device_api::check(load_kernels(), "loading the kernels");
+        check(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
+        check(cudaSetDevice(rank % num_devices), "cudaSetDevice");
+        check(load_kernels(), "loading the kernels");
         cudaStream_t stream = nullptr;
-        device_api::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+        check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
         ncclComm_t comm = nullptr;
         check(nccl_.ncclCommInitRank(&comm, options_.ranks, id_, rank), nullptr, "ncclCommInitRank");
 
@@ -127,7 +128,7 @@ class Ranks {
         job.layout = {uint64_t{4} << 20, static_cast<uint64_t>(options_.ranks)};
         void* memory = nullptr;
         check(nccl_.ncclMemAlloc(&memory, job.layout.bytes()), comm, "ncclMemAlloc");
-        device_api::check(cudaMemset(memory, 0, job.layout.bytes()), "cudaMemset");
+        check(cudaMemset(memory, 0, job.layout.bytes()), "cudaMemset");
         check(nccl_.ncclCommWindowRegister(comm, memory, job.layout.bytes(), &job.window, NCCL_WIN_DEFAULT), comm,
               "ncclCommWindowRegister");
         ncclDevCommRequirements needs = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
@@ -145,7 +146,7 @@ class Ranks {
         }
         job.local = static_cast<std::byte*>(memory);
         void* results = nullptr;
-        device_api::check(cudaHostAlloc(&results, 4096, cudaHostAllocMapped), "cudaHostAlloc");
+        check(cudaHostAlloc(&results, 4096, cudaHostAllocMapped), "cudaHostAlloc");
         std::memset(results, 0, 4096);
         job.failure = static_cast<Failure*>(results);
         job.times = reinterpret_cast<uint64_t*>(static_cast<std::byte*>(results) + 2048);
@@ -171,7 +172,7 @@ class Ranks {
     }
 
     void finish(int rank, const Job& job, cudaStream_t stream, const std::string& what) {
-        device_api::check(cudaStreamSynchronize(stream), "a kernel");
+        check(cudaStreamSynchronize(stream), "a kernel");
         const Failure& failure = *job.failure;
         if (failure.step != Step::kNone) {
             failed_ = true;
