@@ -77,7 +77,7 @@ MaskExchange Group::mask_exchange(const PeerMap& peers, uint64_t barrier_offset,
     return {peers,
             barrier_offset,
             config_.num_ranks,
-            rank(),
+            static_cast<uint32_t>(rank()),
             wait_scope(OperationKind::kMaskClean, 0),
             num_cleans_ & kMaxPayload,
             reach};

@@ -5,16 +5,15 @@ namespace crossdock {
 
 TeamView::TeamView(Communicator& communicator, const GroupConfig& config, const SymmetricMemory& memory)
     : peers(memory.peers) {
-    const int lsa_team_size = static_cast<int>(config.lsa_team_size);
-    reach.num_ranks = communicator.num_ranks();
-    reach.rank = communicator.rank();
-    reach.first_of_team = reach.rank / lsa_team_size * lsa_team_size;
-    reach.end_of_team = reach.first_of_team + lsa_team_size;
+    reach.num_ranks = static_cast<uint32_t>(communicator.num_ranks());
+    reach.rank = static_cast<uint32_t>(communicator.rank());
+    reach.first_of_team = reach.rank / config.lsa_team_size * config.lsa_team_size;
+    reach.end_of_team = reach.first_of_team + config.lsa_team_size;
     if (!config.has_several_teams()) return;
     reach.network = communicator.network_of(memory);
     // Also if teams are only simulated on one host.
     if (peers.table == nullptr) return;
-    for (int rank = 0; rank < reach.num_ranks; ++rank) {
+    for (uint32_t rank = 0; rank < reach.num_ranks; ++rank) {
         const bool is_inside = rank >= reach.first_of_team && rank < reach.end_of_team;
         reachable_.push_back(is_inside ? peers.table[rank] : unreachable_memory());
     }

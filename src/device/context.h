@@ -15,6 +15,9 @@
 #endif
 
 namespace crossdock {
+
+inline constexpr uint32_t kNoRank = ~uint32_t{0};
+
 namespace {
 
 #if defined(__CUDACC__)
@@ -28,13 +31,14 @@ __device__ PhaseTimes phase_times[kTimelineBlocks][kTimelineWarps];
 
 class Ctx {
   public:
-    // unused: number of leading blocks of the grid that do nothing; their block_idx is below 0.
-    CROSSDOCK_DEVICE explicit Ctx(uint32_t unused = 0) : unused_(static_cast<int>(unused)) {}
-    CROSSDOCK_DEVICE int lane() const { return static_cast<int>(threadIdx.x) % kLanes; }
-    CROSSDOCK_DEVICE int warp_idx() const { return static_cast<int>(threadIdx.x) / kLanes; }
-    CROSSDOCK_DEVICE int num_warps() const { return static_cast<int>(blockDim.x) / kLanes; }
-    CROSSDOCK_DEVICE int block_idx() const { return static_cast<int>(blockIdx.x) - unused_; }
-    CROSSDOCK_DEVICE int num_blocks() const { return static_cast<int>(gridDim.x) - unused_; }
+    // unused: number of leading blocks of the grid that do nothing, which is_used tells.
+    CROSSDOCK_DEVICE explicit Ctx(uint32_t unused = 0) : unused_(unused) {}
+    CROSSDOCK_DEVICE uint32_t lane() const { return threadIdx.x % kLanes; }
+    CROSSDOCK_DEVICE uint32_t warp_idx() const { return threadIdx.x / kLanes; }
+    CROSSDOCK_DEVICE uint32_t num_warps() const { return blockDim.x / kLanes; }
+    CROSSDOCK_DEVICE uint32_t block_idx() const { return blockIdx.x - unused_; }
+    CROSSDOCK_DEVICE uint32_t num_blocks() const { return gridDim.x - unused_; }
+    CROSSDOCK_DEVICE bool is_used() const { return blockIdx.x >= unused_; }
     CROSSDOCK_DEVICE std::byte* shared_memory() const {
         extern __shared__ __align__(128) unsigned char shared_memory_of_block[];
         return reinterpret_cast<std::byte*>(shared_memory_of_block);
@@ -42,7 +46,7 @@ class Ctx {
     CROSSDOCK_DEVICE void warp_sync() const { __syncwarp(); }
     CROSSDOCK_DEVICE void block_sync() const { __syncthreads(); }
     // A barrier of the block's last `warps` warps.
-    CROSSDOCK_DEVICE void last_warps_sync(int warps) const { ptx::barrier_sync(1, warps * kLanes); }
+    CROSSDOCK_DEVICE void last_warps_sync(uint32_t warps) const { ptx::barrier_sync(1, warps * kLanes); }
     CROSSDOCK_DEVICE uint64_t now_ns() const { return ptx::global_timer_ns(); }
     CROSSDOCK_DEVICE void mark([[maybe_unused]] auto step) const {
 #if defined(CROSSDOCK_TIMELINE)
@@ -71,8 +75,8 @@ class Ctx {
     CROSSDOCK_DEVICE void pause(uint64_t) const { __nanosleep(20); }
     CROSSDOCK_DEVICE bool is_killed() const { return false; }
     // GPUs do not know of processes.
-    CROSSDOCK_DEVICE int rank_to_name(int) const { return -1; }
-    CROSSDOCK_DEVICE void report_loss(int) const {}
+    CROSSDOCK_DEVICE uint32_t rank_to_name(uint32_t) const { return kNoRank; }
+    CROSSDOCK_DEVICE void report_loss(uint32_t) const {}
     CROSSDOCK_DEVICE bool is_interrupted() const { return false; }
     CROSSDOCK_DEVICE bool skips_store_wait() const { return false; }
     CROSSDOCK_DEVICE bool skips_credit() const { return false; }
@@ -172,9 +176,9 @@ class Ctx {
     }
 
     // Counters in shared memory.
-    CROSSDOCK_DEVICE int add_shared(int* counter, int value) const { return atomicAdd(counter, value); }
+    CROSSDOCK_DEVICE uint32_t add_shared(uint32_t* counter, uint32_t value) const { return atomicAdd(counter, value); }
     // Acquire-release within the block: a later add by any warp sees everything before this one.
-    CROSSDOCK_DEVICE int add_acq_rel_shared(int* counter, int value) const {
+    CROSSDOCK_DEVICE uint32_t add_acq_rel_shared(uint32_t* counter, uint32_t value) const {
         return ptx::add_acq_rel_shared(counter, value);
     }
     CROSSDOCK_DEVICE void max_shared(uint64_t* largest, uint64_t value) const {
@@ -182,30 +186,30 @@ class Ctx {
     }
 
     // The sum over all lanes, and over the lanes before this one.
-    CROSSDOCK_DEVICE int warp_sum(int value) const { return __reduce_add_sync(~0u, value); }
-    CROSSDOCK_DEVICE int warp_sum_before(int value) const {
-        int sum = value;
-        for (int step = 1; step < kLanes; step *= 2) {
-            const int other = __shfl_up_sync(~0u, sum, step);
+    CROSSDOCK_DEVICE uint32_t warp_sum(uint32_t value) const { return __reduce_add_sync(~0u, value); }
+    CROSSDOCK_DEVICE uint32_t warp_sum_before(uint32_t value) const {
+        uint32_t sum = value;
+        for (uint32_t step = 1; step < kLanes; step *= 2) {
+            const uint32_t other = __shfl_up_sync(~0u, sum, step);
             if (lane() >= step) sum += other;
         }
         return sum - value;
     }
     // The number of lanes whose value is true, of all and of those before this one.
-    CROSSDOCK_DEVICE int warp_count(bool value) const { return __popc(warp_ballot(value)); }
-    CROSSDOCK_DEVICE int warp_count_before(bool value) const {
-        return __popc(warp_ballot(value) & ((1u << lane()) - 1));
+    CROSSDOCK_DEVICE uint32_t warp_count(bool value) const { return ones_of(warp_ballot(value)); }
+    CROSSDOCK_DEVICE uint32_t warp_count_before(bool value) const {
+        return ones_of(warp_ballot(value) & ((1u << lane()) - 1));
     }
     // The sum over all lanes in fixed order: lane i of the first half plus lane i of the second half, then halved
     // again.
     template <typename Sum>
     CROSSDOCK_DEVICE Sum warp_halving_sum(Sum value) const {
-        for (int step = kLanes / 2; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+        for (uint32_t step = kLanes / 2; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
         return value;
     }
     // The number of lanes before this one with the same value.
-    CROSSDOCK_DEVICE int lanes_before_with(int value) const {
-        return __popc(__match_any_sync(~0u, value) & ((1u << lane()) - 1));
+    CROSSDOCK_DEVICE uint32_t lanes_before_with(uint32_t value) const {
+        return ones_of(__match_any_sync(~0u, value) & ((1u << lane()) - 1));
     }
     CROSSDOCK_DEVICE bool warp_all(bool value) const { return __all_sync(~0u, value) != 0; }
     CROSSDOCK_DEVICE bool warp_any(bool value) const { return __any_sync(~0u, value) != 0; }
@@ -216,14 +220,14 @@ class Ctx {
     CROSSDOCK_DEVICE uint32_t warp_transpose(uint32_t bits) const {
         uint32_t upper = 0xFFFF0000u;
         CROSSDOCK_UNROLL
-        for (int step = kLanes / 2; step > 0; step /= 2, upper ^= upper >> step) {
+        for (uint32_t step = kLanes / 2; step > 0; step /= 2, upper ^= upper >> step) {
             const uint32_t other = __shfl_xor_sync(~0u, bits, step);
             bits = (lane() & step) == 0 ? (bits & ~upper) | (other << step & upper)
                                         : (bits & upper) | (other >> step & ~upper);
         }
         return bits;
     }
-    CROSSDOCK_DEVICE int warp_max(int value) const { return __reduce_max_sync(~0u, value); }
+    CROSSDOCK_DEVICE uint32_t warp_max(uint32_t value) const { return __reduce_max_sync(~0u, value); }
     // Lane 0's value. What lane 0 has read or acquired is ordered before what the other lanes do afterwards.
     CROSSDOCK_DEVICE uint64_t warp_broadcast(uint64_t value) const {
         __syncwarp();
@@ -239,7 +243,9 @@ class Ctx {
     }
 
   private:
-    int unused_;
+    CROSSDOCK_DEVICE static uint32_t ones_of(uint32_t bits) { return static_cast<uint32_t>(__popc(bits)); }
+
+    uint32_t unused_;
 };
 
 #else
@@ -247,25 +253,27 @@ class Ctx {
 class Ctx {
   public:
     explicit Ctx(cpu::Warp& warp) : warp_(&warp) {}
-    int lane() const { return 0; }
-    int warp_idx() const { return warp_->warp_idx; }
-    int num_warps() const { return warp_->num_warps; }
-    int block_idx() const { return warp_->block_idx; }
-    int num_blocks() const { return warp_->num_blocks; }
+    uint32_t lane() const { return 0; }
+    uint32_t warp_idx() const { return static_cast<uint32_t>(warp_->warp_idx); }
+    uint32_t num_warps() const { return static_cast<uint32_t>(warp_->num_warps); }
+    uint32_t block_idx() const { return static_cast<uint32_t>(warp_->block_idx); }
+    uint32_t num_blocks() const { return static_cast<uint32_t>(warp_->num_blocks); }
     std::byte* shared_memory() const { return warp_->shared_memory; }
     void warp_sync() const {}
     void block_sync() const {
         if (warp_->num_warps > 1) warp_->meet(0, warp_->num_warps);
     }
-    void last_warps_sync(int warps) const {
+    void last_warps_sync(uint32_t warps) const {
         if (warps > 1) warp_->meet(1, warps);
     }
     uint64_t now_ns() const { return warp_->now_ns(); }
     void mark(auto) const {}
     void enter(auto) const {}
     void pause(uint64_t deadline_ns) const { warp_->pause(deadline_ns); }
-    int rank_to_name(int peer) const { return warp_->rank_to_name(peer); }
-    void report_loss(int rank) const { warp_->report_loss(rank); }
+    uint32_t rank_to_name(uint32_t peer) const {
+        return static_cast<uint32_t>(warp_->rank_to_name(static_cast<int>(peer)));
+    }
+    void report_loss(uint32_t rank) const { warp_->report_loss(static_cast<int>(rank)); }
     bool is_interrupted() const { return warp_->is_interrupted(); }
     bool is_killed() const { return warp_->is_killed(); }
     bool skips_store_wait() const { return warp_->fault() == cpu::Fault::kSkipStoreWait; }
@@ -343,13 +351,13 @@ class Ctx {
     void fence_system() const {}  // only release stores publish data on the CPU
     void fence_landed() const {}
     void fence_async_copies() const {}
-    int add_shared(int* counter, int value) const {
-        const int before = __atomic_load_n(counter, __ATOMIC_RELAXED);
+    uint32_t add_shared(uint32_t* counter, uint32_t value) const {
+        const uint32_t before = __atomic_load_n(counter, __ATOMIC_RELAXED);
         __atomic_store_n(counter, before + value, __ATOMIC_RELAXED);
         return before;
     }
-    int add_acq_rel_shared(int* counter, int value) const {
-        const int before = __atomic_load_n(counter, __ATOMIC_ACQUIRE);
+    uint32_t add_acq_rel_shared(uint32_t* counter, uint32_t value) const {
+        const uint32_t before = __atomic_load_n(counter, __ATOMIC_ACQUIRE);
         __atomic_store_n(counter, before + value, __ATOMIC_RELEASE);
         return before;
     }
@@ -358,16 +366,16 @@ class Ctx {
     }
     void wait_for_previous_kernels() const {}
     void let_next_kernel_start() const {}
-    int warp_max(int value) const { return value; }
-    int warp_sum(int value) const { return value; }
-    int warp_sum_before(int) const { return 0; }
-    int warp_count(bool value) const { return value ? 1 : 0; }
-    int warp_count_before(bool) const { return 0; }
+    uint32_t warp_max(uint32_t value) const { return value; }
+    uint32_t warp_sum(uint32_t value) const { return value; }
+    uint32_t warp_sum_before(uint32_t) const { return 0; }
+    uint32_t warp_count(bool value) const { return value ? 1 : 0; }
+    uint32_t warp_count_before(bool) const { return 0; }
     template <typename Sum>
     Sum warp_halving_sum(Sum value) const {
         return value;
     }
-    int lanes_before_with(int) const { return 0; }
+    uint32_t lanes_before_with(uint32_t) const { return 0; }
     bool warp_all(bool value) const { return value; }
     bool warp_any(bool value) const { return value; }
     uint32_t warp_ballot(bool value) const { return value ? 1 : 0; }
@@ -386,20 +394,20 @@ class Ctx {
 
 // Lane 0 does what only one thread may do, such as issuing and awaiting bulk copies.
 CROSSDOCK_DEVICE bool is_leader(const Ctx& ctx) { return ctx.lane() == 0; }
-CROSSDOCK_DEVICE int thread_idx(const Ctx& ctx) { return ctx.warp_idx() * kLanes + ctx.lane(); }
-CROSSDOCK_DEVICE int num_threads(const Ctx& ctx) { return ctx.num_warps() * kLanes; }
+CROSSDOCK_DEVICE uint32_t thread_idx(const Ctx& ctx) { return ctx.warp_idx() * kLanes + ctx.lane(); }
+CROSSDOCK_DEVICE uint32_t num_threads(const Ctx& ctx) { return ctx.num_warps() * kLanes; }
 
 // act(i) for every i below num: the lanes of a warp share them, or the threads of a block.
 template <typename Act>
 CROSSDOCK_DEVICE void for_lanes(const Ctx& ctx, uint32_t num, Act act) {
     CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) act(i);
+    for (uint32_t i = ctx.lane(); i < num; i += kLanes) act(i);
 }
 template <typename Act>
 CROSSDOCK_DEVICE void for_threads(const Ctx& ctx, uint32_t num, Act act) {
-    const uint32_t threads = static_cast<uint32_t>(num_threads(ctx));
+    const uint32_t threads = num_threads(ctx);
     CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < num; i += threads) act(i);
+    for (uint32_t i = thread_idx(ctx); i < num; i += threads) act(i);
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ struct Fp8Blocks {
     static constexpr uint32_t kMost = kLanes > 1 ? 8 : 1;
     static constexpr uint32_t kPerLane = kFp8Block / kLanes;
     static_assert(kPerLane * kLanes == kFp8Block && kPerLane % 4 == 0, "the lanes' shares are whole words");
-    static_assert(kMost <= uint32_t{kLanes}, "a lane computes a block's scale");
+    static_assert(kMost <= kLanes, "a lane computes a block's scale");
     uint64_t words[kMost][kPerLane / 4];
 
     // One warp. Loads blocks first, first + step, ... below num, at most kMost. All loads are issued before one is
@@ -25,7 +25,7 @@ struct Fp8Blocks {
         CROSSDOCK_UNROLL
         for (uint32_t j = 0; j < kMost; ++j) {
             const uint32_t block = first + j * step < num ? first + j * step : first;
-            const std::byte* share = row + 2 * (block * kFp8Block + static_cast<uint32_t>(ctx.lane()) * kPerLane);
+            const std::byte* share = row + 2 * (block * kFp8Block + ctx.lane() * kPerLane);
             for (uint32_t i = 0; i < kPerLane / 4; ++i) words[j][i] = reinterpret_cast<const uint64_t*>(share)[i];
         }
     }
@@ -38,10 +38,10 @@ struct Fp8Blocks {
             largest[j] = 1e-4f;
             for (uint32_t i = 0; i < kPerLane; ++i) largest[j] = larger(largest[j], absolute(element(j, i)));
             // Positive numbers order as their bits do.
-            largest[j] = float_of(static_cast<uint32_t>(ctx.warp_max(static_cast<int>(bits_of(largest[j])))));
+            largest[j] = float_of(ctx.warp_max(bits_of(largest[j])));
         }
         // Divisions take long: each lane has one, for a block of its own.
-        const uint32_t lane = static_cast<uint32_t>(ctx.lane());
+        const uint32_t lane = ctx.lane();
         float largest_of_lane = largest[0];
         CROSSDOCK_UNROLL
         for (uint32_t j = 1; j < kMost; ++j) {

@@ -44,7 +44,7 @@ CROSSDOCK_DEVICE void quantise_mxfp8(const Ctx& ctx, const std::byte* source, ui
                                      std::byte* scales) {
     constexpr uint32_t kVectors = kMxfp8Block / 8;
     CROSSDOCK_ROLLED
-    for (uint32_t block = static_cast<uint32_t>(ctx.lane()); block < elements / kMxfp8Block; block += kLanes) {
+    for (uint32_t block = ctx.lane(); block < elements / kMxfp8Block; block += kLanes) {
         const Bytes16* const words = reinterpret_cast<const Bytes16*>(source) + block * kVectors;
         Bytes16 vectors[kVectors];
         uint32_t largest = 0;
@@ -80,7 +80,7 @@ CROSSDOCK_DEVICE void sum_mxfp8_rows(const Ctx& ctx, const std::byte* const* row
     constexpr uint32_t kAtOnce = 16;
     static_assert(kMxfp8Block % kAtOnce == 0, "the elements of a step share a scale");
     CROSSDOCK_ROLLED
-    for (uint32_t at = static_cast<uint32_t>(ctx.lane()) * kAtOnce; at < elements; at += kLanes * kAtOnce) {
+    for (uint32_t at = ctx.lane() * kAtOnce; at < elements; at += kLanes * kAtOnce) {
         const uint32_t part = at / part_elements;
         const uint32_t in_part = at - part * part_elements;
         const uint32_t left = elements - part * part_elements;

@@ -138,11 +138,11 @@ CROSSDOCK_DEVICE float about_divided(float dividend, float divisor) {
 #endif
 }
 
-CROSSDOCK_DEVICE int number_of_ones(uint64_t bits) {
+CROSSDOCK_DEVICE uint32_t number_of_ones(uint64_t bits) {
 #if defined(__CUDACC__)
-    return __popcll(bits);
+    return static_cast<uint32_t>(__popcll(bits));
 #else
-    return std::popcount(bits);
+    return static_cast<uint32_t>(std::popcount(bits));
 #endif
 }
 

@@ -24,7 +24,7 @@ namespace {
 CROSSDOCK_DEVICE void quantise_nvfp4(const Ctx& ctx, const std::byte* row, uint32_t elements, float row_scale,
                                      std::byte* wire) {
     CROSSDOCK_ROLLED
-    for (uint32_t block = static_cast<uint32_t>(ctx.lane()); block < elements / kNvfp4Block; block += kLanes) {
+    for (uint32_t block = ctx.lane(); block < elements / kNvfp4Block; block += kLanes) {
         float values[kNvfp4Block];
         float largest = 0.0f;
         CROSSDOCK_ROLLED

@@ -14,14 +14,14 @@ struct PeerMap {
     std::byte* const* table = nullptr;
     uint64_t offset = 0;  // added within every rank's piece
 
-    CROSSDOCK_HOST_DEVICE std::byte* at(int rank, uint64_t bytes) const {
+    CROSSDOCK_HOST_DEVICE std::byte* at(uint32_t rank, uint64_t bytes) const {
 #if !defined(__CUDA_ARCH__)  // GPUs have no tables
         if (table != nullptr) return table[rank] + offset + bytes;
 #endif
-        return base + static_cast<uint64_t>(rank) * stride + offset + bytes;
+        return base + uint64_t{rank} * stride + offset + bytes;
     }
     template <typename T>
-    CROSSDOCK_HOST_DEVICE T* at(int rank, const Region<T>& region) const {
+    CROSSDOCK_HOST_DEVICE T* at(uint32_t rank, const Region<T>& region) const {
         return reinterpret_cast<T*>(at(rank, region.offset));
     }
 };

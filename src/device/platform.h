@@ -39,9 +39,9 @@ enum class Peers : uint32_t { kLsa, kLsaAndGin };
 namespace {
 
 #if defined(__CUDACC__)
-constexpr int kLanes = 32;
+constexpr uint32_t kLanes = 32;
 #else
-constexpr int kLanes = 1;
+constexpr uint32_t kLanes = 1;
 #endif
 
 // What the architecture has. Only device code may depend on it: while nvcc compiles code for the host, it does not

@@ -145,7 +145,7 @@ __device__ __forceinline__ uint32_t f16_pair_of(float low, float high) {
 }
 
 // A named barrier of the block for this many threads (barrier 0: all threads).
-__device__ __forceinline__ void barrier_sync(int barrier, int threads) {
+__device__ __forceinline__ void barrier_sync(uint32_t barrier, uint32_t threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
@@ -166,9 +166,9 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 }
 
 // A counter in the block's shared memory.
-__device__ __forceinline__ int add_acq_rel_shared(int* counter, int value) {
-    int before;
-    asm volatile("atom.add.acq_rel.cta.shared::cta.s32 %0, [%1], %2;"
+__device__ __forceinline__ uint32_t add_acq_rel_shared(uint32_t* counter, uint32_t value) {
+    uint32_t before;
+    asm volatile("atom.add.acq_rel.cta.shared::cta.u32 %0, [%1], %2;"
                  : "=r"(before)
                  : "r"(shared_address(counter)), "r"(value)
                  : "memory");

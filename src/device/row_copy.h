@@ -14,7 +14,7 @@ CROSSDOCK_DEVICE void copy_row(const Ctx& ctx, const std::byte* source, uint32_t
                                Target target_of) {
 #if defined(__CUDACC__)
     constexpr uint32_t kAtOnce = 4;
-    for (uint32_t at = static_cast<uint32_t>(ctx.lane()) * 16; at < bytes; at += kAtOnce * kLanes * 16) {
+    for (uint32_t at = ctx.lane() * 16; at < bytes; at += kAtOnce * kLanes * 16) {
         Bytes16 parts[kAtOnce];
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kAtOnce; ++i) {
@@ -44,7 +44,7 @@ CROSSDOCK_DEVICE void copy_scales(const Ctx& ctx, const std::byte* source, uint3
     if (RowStage::takes(source) && RowStage::takes(target_of(0)))
         return copy_row(ctx, source, bytes, num_targets, target_of);
     CROSSDOCK_ROLLED
-    for (uint32_t at = static_cast<uint32_t>(ctx.lane()); at < bytes; at += kLanes) {
+    for (uint32_t at = ctx.lane(); at < bytes; at += kLanes) {
         CROSSDOCK_ROLLED
         for (uint32_t n = 0; n < num_targets; ++n) target_of(n)[at] = source[at];
     }
@@ -59,7 +59,7 @@ CROSSDOCK_DEVICE void wait_row_copies(const Ctx& ctx) {
 
 CROSSDOCK_DEVICE void zero_row(const Ctx& ctx, std::byte* target, uint32_t bytes) {
 #if defined(__CUDACC__)
-    for (uint32_t at = static_cast<uint32_t>(ctx.lane()) * 16; at < bytes; at += kLanes * 16)
+    for (uint32_t at = ctx.lane() * 16; at < bytes; at += kLanes * 16)
         *reinterpret_cast<Bytes16*>(target + at) = Bytes16{};
 #else
     static_cast<void>(ctx);
@@ -70,7 +70,7 @@ CROSSDOCK_DEVICE void zero_row(const Ctx& ctx, std::byte* target, uint32_t bytes
 CROSSDOCK_DEVICE void zero_scales(const Ctx& ctx, std::byte* target, uint32_t bytes) {
     if (RowStage::takes(target)) return zero_row(ctx, target, bytes);
     CROSSDOCK_ROLLED
-    for (uint32_t at = static_cast<uint32_t>(ctx.lane()); at < bytes; at += kLanes) target[at] = std::byte{0};
+    for (uint32_t at = ctx.lane(); at < bytes; at += kLanes) target[at] = std::byte{0};
 }
 
 }  // namespace

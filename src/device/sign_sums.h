@@ -150,7 +150,7 @@ CROSSDOCK_DEVICE SignSums sign_sums_of(const Ctx& ctx, const std::byte* entries,
     SignSums sums;
     sums.positive = SignColumns<Sum>::template halve<kDType>(ctx, columns.positive);
     sums.negative = SignColumns<Sum>::template halve<kDType>(ctx, columns.negative);
-    sums.num_positive = static_cast<uint32_t>(ctx.warp_sum(static_cast<int>(columns.num_positive)));
+    sums.num_positive = ctx.warp_sum(columns.num_positive);
     return sums;
 }
 
@@ -174,7 +174,7 @@ CROSSDOCK_DEVICE void shift_by_sign_of(const Ctx& ctx, std::byte* entries, uint3
         }
     }
     CROSSDOCK_ROLLED
-    for (uint32_t i = done + static_cast<uint32_t>(ctx.lane()); i < count; i += kLanes) {
+    for (uint32_t i = done + ctx.lane(); i < count; i += kLanes) {
         const float value = load_element<kDType>(entries, i);
         store_element<kDType>(entries, i, value + (value >= 0 ? up : down));
     }

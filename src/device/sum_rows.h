@@ -113,9 +113,7 @@ class PartSum {
   private:
     static constexpr uint32_t kVectors = kMostBytes / (16 * kLanes);  // of a lane
     static_assert(kVectors * 16 * kLanes == kMostBytes, "the lanes' vectors make up a part");
-    CROSSDOCK_DEVICE static uint32_t place(const Ctx& ctx, uint32_t v) {
-        return (v * kLanes + static_cast<uint32_t>(ctx.lane())) * 16;
-    }
+    CROSSDOCK_DEVICE static uint32_t place(const Ctx& ctx, uint32_t v) { return (v * kLanes + ctx.lane()) * 16; }
 
     float sums_[kVectors][16 / dtype_bytes(kDType)] = {};
 };
@@ -127,7 +125,7 @@ CROSSDOCK_DEVICE void sum_few_rows(const Ctx& ctx, const Summands& summands, uin
                                    std::byte* out) {
     constexpr uint32_t kStep = kLanes * 16;
     CROSSDOCK_ROLLED
-    for (uint32_t at = begin + static_cast<uint32_t>(ctx.lane()) * 16; at < end; at += kVectors * kStep) {
+    for (uint32_t at = begin + ctx.lane() * 16; at < end; at += kVectors * kStep) {
         Bytes16 parts[kRows][kVectors] = {};
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kRows; ++i) {
@@ -158,7 +156,7 @@ CROSSDOCK_DEVICE void sum_many_rows(const Ctx& ctx, const Summands& summands, ui
     constexpr uint32_t kVectorsAtOnce = 2;
     constexpr uint32_t kStep = kLanes * 16;
     CROSSDOCK_ROLLED
-    for (uint32_t at = begin + static_cast<uint32_t>(ctx.lane()) * 16; at < end; at += kVectorsAtOnce * kStep) {
+    for (uint32_t at = begin + ctx.lane() * 16; at < end; at += kVectorsAtOnce * kStep) {
         float sums[kVectorsAtOnce][16 / dtype_bytes(kDType)] = {};
         CROSSDOCK_ROLLED
         for (uint32_t base = 0; base < summands.count; base += kRowsAtOnce) {
@@ -192,7 +190,7 @@ template <DType kDType, uint32_t kRows, uint32_t kVectors>
 CROSSDOCK_DEVICE uint32_t sum_whole_parts(const Ctx& ctx, const PointerSummands& summands, uint32_t begin, uint32_t end,
                                           std::byte* out) {
     constexpr uint32_t kStep = kLanes * 16;
-    const uint32_t own = static_cast<uint32_t>(ctx.lane()) * 16;
+    const uint32_t own = ctx.lane() * 16;
     const std::byte* rows[kRows];
     CROSSDOCK_UNROLL
     for (uint32_t i = 0; i < kRows; ++i) rows[i] = summands.row(i) + own;

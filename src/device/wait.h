@@ -92,7 +92,7 @@ struct WaitScope {
     // LL: this rank's terms, and where its peers' entries are (plus Operation::base). Null in other modes.
     uint64_t terms;
     const std::byte* entries;
-    int rank;
+    uint32_t rank;
 };
 
 namespace {
@@ -100,13 +100,13 @@ namespace {
 // One operation of one rank, as its kernel sees it.
 struct Operation {
     uint64_t epoch = 0;
-    int buffer = 0;
+    uint32_t buffer = 0;
     uint64_t base = 0;       // where the buffer begins in every arena
     uint64_t free_from = 0;  // a peer that has entered this operation no longer reads that buffer
     uint64_t start_ns = 0;
 };
 
-CROSSDOCK_DEVICE bool is_active(const Ctx& ctx, const auto& scope, int peer) {
+CROSSDOCK_DEVICE bool is_active(const Ctx& ctx, const auto& scope, uint32_t peer) {
     if (scope.masking == 0 || ctx.load_relaxed_device(scope.mask + peer) != 0) return true;
     ctx.note_unread_slots_allowed();
     return false;
@@ -137,7 +137,7 @@ CROSSDOCK_DEVICE_RARE void complete_record(const Ctx& ctx, const WaitScope& scop
     if (ctx.load_relaxed_device(&scope.control->failed) != 0) tell_host_of_failure(ctx, scope);
 }
 
-CROSSDOCK_DEVICE_RARE void mask_peer(const Ctx& ctx, const WaitScope& scope, int peer) {
+CROSSDOCK_DEVICE_RARE void mask_peer(const Ctx& ctx, const WaitScope& scope, uint32_t peer) {
     // Counted before and after: who has read the mask after a count, and later finds the same count, has its latest
     // state.
     ctx.add_acq_rel_device(&scope.control->losses, 1);
@@ -148,12 +148,12 @@ CROSSDOCK_DEVICE_RARE void mask_peer(const Ctx& ctx, const WaitScope& scope, int
 }
 
 CROSSDOCK_DEVICE_RARE void record_expired_wait(const Ctx& ctx, const WaitScope& scope, Operation operation,
-                                               WaitStep step, int peer, uint64_t expected, uint64_t seen) {
+                                               WaitStep step, uint32_t peer, uint64_t expected, uint64_t seen) {
     ExpiredWait& record = scope.status->expired;
     if (ctx.add_acq_rel_device(&record.claimed, 1) == 0) {
         record.operation = scope.operation;
         record.step = step;
-        record.peer = static_cast<uint32_t>(peer);
+        record.peer = peer;
         record.handle = scope.handle;
         record.epoch = operation.epoch;
         record.expected = expected;
@@ -171,14 +171,14 @@ CROSSDOCK_DEVICE_RARE void record_expired_wait(const Ctx& ctx, const WaitScope& 
 // A peer's words cannot be used. Ranks that disagree fail the group: masks exclude lost ranks, not wrong calls. With
 // masks, a number out of range counts as a loss.
 CROSSDOCK_DEVICE_RARE void record_peer_fault(const Ctx& ctx, const WaitScope& scope, Operation operation,
-                                             PeerFaultKind kind, PeerNumber number, int peer, uint64_t expected,
+                                             PeerFaultKind kind, PeerNumber number, uint32_t peer, uint64_t expected,
                                              uint64_t seen) {
     PeerFault& record = scope.status->fault;
     if (ctx.add_acq_rel_device(&record.claimed, 1) == 0) {
         record.kind = kind;
         record.number = number;
         record.operation = scope.operation;
-        record.peer = static_cast<uint32_t>(peer);
+        record.peer = peer;
         record.handle = scope.handle;
         record.epoch = operation.epoch;
         record.expected = expected;
@@ -192,11 +192,11 @@ CROSSDOCK_DEVICE_RARE void record_peer_fault(const Ctx& ctx, const WaitScope& sc
     }
 }
 
-CROSSDOCK_DEVICE_RARE void record_overflow(const Ctx& ctx, const WaitScope& scope, int rank, uint32_t total,
+CROSSDOCK_DEVICE_RARE void record_overflow(const Ctx& ctx, const WaitScope& scope, uint32_t rank, uint32_t total,
                                            uint32_t budget) {
     Overflow& record = scope.status->overflow;
     if (ctx.add_acq_rel_device(&record.claimed, 1) == 0) {
-        record.rank = static_cast<uint32_t>(rank);
+        record.rank = rank;
         record.total = total;
         record.budget = budget;
         record.operation = scope.operation;
@@ -207,8 +207,8 @@ CROSSDOCK_DEVICE_RARE void record_overflow(const Ctx& ctx, const WaitScope& scop
 
 // The rank that a wait for the peer reports as lost. named: what ctx.rank_to_name(peer) returned. With masks each rank
 // is masked by itself.
-CROSSDOCK_DEVICE int lost_peer(const WaitScope& scope, int peer, int named) {
-    return named < 0 || scope.masking != 0 ? peer : named;
+CROSSDOCK_DEVICE uint32_t lost_peer(const WaitScope& scope, uint32_t peer, uint32_t named) {
+    return named == kNoRank || scope.masking != 0 ? peer : named;
 }
 
 // Polls load() until ready(value). One lane. Calls may_go_on(value) after some failed polls, and returns false if that

@@ -72,7 +72,7 @@ class WarpRequest {
 
     CROSSDOCK_DEVICE void carry_out(const Ctx& ctx) const {
         constexpr uint32_t kStep = kLanes * 16;
-        const uint32_t own = static_cast<uint32_t>(ctx.lane()) * 16;
+        const uint32_t own = ctx.lane() * 16;
         std::byte* const global = reinterpret_cast<std::byte*>(global_);
         if (kind_ == Kind::kLoad) {
             CROSSDOCK_ROLLED

@@ -31,7 +31,7 @@ struct Entry {
 
 namespace {
 
-CROSSDOCK_DEVICE TaggedWord load_entry(const Ctx& ctx, const auto& scope, const Operation& operation, int peer) {
+CROSSDOCK_DEVICE TaggedWord load_entry(const Ctx& ctx, const auto& scope, const Operation& operation, uint32_t peer) {
     return ctx.load_tagged(reinterpret_cast<const TaggedWord*>(scope.entries + operation.base) + peer);
 }
 
@@ -42,7 +42,8 @@ CROSSDOCK_DEVICE bool has_entered_alike(const TaggedWord& entry, const auto& sco
 }
 
 // Fails the group and returns false if the peer has entered with other terms.
-CROSSDOCK_DEVICE_RARE bool expect_agreement(const Ctx& ctx, const WaitScope& scope, Operation operation, int peer) {
+CROSSDOCK_DEVICE_RARE bool expect_agreement(const Ctx& ctx, const WaitScope& scope, Operation operation,
+                                            uint32_t peer) {
     const TaggedWord entry = load_entry(ctx, scope, operation, peer);
     if (word_epoch(entry.tag) != operation.epoch || WindowTerm::are_alike(entry.payload, scope.terms) ||
         !Entry::is_whole(entry))
@@ -54,7 +55,7 @@ CROSSDOCK_DEVICE_RARE bool expect_agreement(const Ctx& ctx, const WaitScope& sco
 }
 
 // With masks: the peer has entered this operation.
-CROSSDOCK_DEVICE_RARE bool has_entered(const Ctx& ctx, const WaitScope& scope, Operation operation, int peer) {
+CROSSDOCK_DEVICE_RARE bool has_entered(const Ctx& ctx, const WaitScope& scope, Operation operation, uint32_t peer) {
     return scope.masking != 0 && scope.entries != nullptr &&
            word_epoch(load_entry(ctx, scope, operation, peer).tag) >= operation.epoch;
 }

@@ -15,7 +15,7 @@ struct MaskExchange {
     PeerMap peers;            // the ranks' arenas
     uint64_t barrier_offset;  // in each: u64 [2][ranks]
     uint32_t num_ranks;
-    int rank;
+    uint32_t rank;
     WaitScope scope;
     uint64_t count;  // of this group's cleans, modulo 2^24: the same on every participating rank
     Reach reach;
@@ -27,24 +27,25 @@ inline constexpr uint64_t kLastProposedEpoch = kLastEpoch / 2 + 1;
 
 namespace {
 
-CROSSDOCK_DEVICE uint64_t* barrier_word(const MaskExchange& exchange, int owner, int phase, int writer) {
+CROSSDOCK_DEVICE uint64_t* barrier_word(const MaskExchange& exchange, uint32_t owner, uint32_t phase, uint32_t writer) {
     return reinterpret_cast<uint64_t*>(exchange.peers.at(owner, exchange.barrier_offset)) +
-           static_cast<uint64_t>(phase) * exchange.num_ranks + static_cast<uint64_t>(writer);
+           uint64_t{phase} * exchange.num_ranks + writer;
 }
 
 // The same for GIN peers, as an offset in every arena. Not the words of the previous clean, whose puts may still be in
 // flight.
-CROSSDOCK_DEVICE uint64_t remote_barrier(const MaskExchange& exchange, int phase, int writer) {
-    const uint64_t words = exchange.count % 2 * 2 + static_cast<uint64_t>(phase);
-    return exchange.reach.words.barrier.offset + 8 * (words * exchange.num_ranks + static_cast<uint64_t>(writer));
+CROSSDOCK_DEVICE uint64_t remote_barrier(const MaskExchange& exchange, uint32_t phase, uint32_t writer) {
+    const uint64_t words = exchange.count % 2 * 2 + phase;
+    return exchange.reach.words.barrier.offset + 8 * (words * exchange.num_ranks + writer);
 }
 
 // The value of a GIN peer's signal once its number of this phase has arrived.
-CROSSDOCK_DEVICE uint64_t barrier_signal(const MaskExchange& exchange, int phase) {
-    return 2 * exchange.count + static_cast<uint64_t>(phase);
+CROSSDOCK_DEVICE uint64_t barrier_signal(const MaskExchange& exchange, uint32_t phase) {
+    return 2 * exchange.count + phase;
 }
 
-CROSSDOCK_DEVICE void tell_number(const Ctx& ctx, const MaskExchange& exchange, int phase, int peer, uint64_t word) {
+CROSSDOCK_DEVICE void tell_number(const Ctx& ctx, const MaskExchange& exchange, uint32_t phase, uint32_t peer,
+                                  uint64_t word) {
     if (!is_remote(exchange.reach, peer)) {
         ctx.store_release_system(barrier_word(exchange, peer, phase, exchange.rank), word);
         return;
@@ -54,7 +55,7 @@ CROSSDOCK_DEVICE void tell_number(const Ctx& ctx, const MaskExchange& exchange, 
 }
 
 // 0 if it has not arrived.
-CROSSDOCK_DEVICE uint64_t number_told(const Ctx& ctx, const MaskExchange& exchange, int phase, int peer) {
+CROSSDOCK_DEVICE uint64_t number_told(const Ctx& ctx, const MaskExchange& exchange, uint32_t phase, uint32_t peer) {
     if (!is_remote(exchange.reach, peer)) {
         return ctx.load_acquire_system(barrier_word(exchange, exchange.rank, phase, peer));
     }
@@ -66,16 +67,16 @@ CROSSDOCK_DEVICE uint64_t number_told(const Ctx& ctx, const MaskExchange& exchan
 
 // All ranks exchange a number and take the largest one, without ranks that time out.
 CROSSDOCK_DEVICE void exchange_largest(const Ctx& ctx, const MaskExchange& exchange, const WaitScope& scope,
-                                       const Operation& operation, int phase, uint64_t* largest) {
+                                       const Operation& operation, uint32_t phase, uint64_t* largest) {
     const uint64_t own = *largest;
-    const int num_ranks = static_cast<int>(exchange.num_ranks);
+    const uint32_t num_ranks = exchange.num_ranks;
     ctx.block_sync();
     CROSSDOCK_ROLLED
-    for (int peer = thread_idx(ctx); peer < num_ranks; peer += num_threads(ctx)) {
+    for (uint32_t peer = thread_idx(ctx); peer < num_ranks; peer += num_threads(ctx)) {
         tell_number(ctx, exchange, phase, peer, pack_word(own, exchange.count));
     }
     CROSSDOCK_ROLLED
-    for (int peer = ctx.warp_idx(); peer < num_ranks; peer += ctx.num_warps()) {
+    for (uint32_t peer = ctx.warp_idx(); peer < num_ranks; peer += ctx.num_warps()) {
         if (!is_leader(ctx)) continue;
         uint64_t seen = 0;
         const bool came = wait_until(
@@ -92,8 +93,7 @@ CROSSDOCK_DEVICE void exchange_largest(const Ctx& ctx, const MaskExchange& excha
 
 CROSSDOCK_DEVICE void unmask_all(const Ctx& ctx, const MaskExchange& exchange) {
     CROSSDOCK_ROLLED
-    for (uint32_t peer = static_cast<uint32_t>(thread_idx(ctx)); peer < exchange.num_ranks;
-         peer += static_cast<uint32_t>(num_threads(ctx))) {
+    for (uint32_t peer = thread_idx(ctx); peer < exchange.num_ranks; peer += num_threads(ctx)) {
         ctx.store_relaxed_device(exchange.scope.mask + peer, 1);
     }
 }

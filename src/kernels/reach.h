@@ -40,10 +40,10 @@ struct GinWords {
 
 struct Reach {
     NetworkHandle network;
-    int num_ranks = 0;
-    int rank = 0;
-    int first_of_team = 0;  // ranks [first, end) share this rank's team
-    int end_of_team = 0;
+    uint32_t num_ranks = 0;
+    uint32_t rank = 0;
+    uint32_t first_of_team = 0;  // ranks [first, end) share this rank's team
+    uint32_t end_of_team = 0;
     GinWords words;
 
     bool has_several_teams() const { return end_of_team - first_of_team < num_ranks; }
@@ -51,19 +51,19 @@ struct Reach {
 
 namespace {
 
-CROSSDOCK_DEVICE bool is_remote(const Reach& reach, int peer) {
+CROSSDOCK_DEVICE bool is_remote(const Reach& reach, uint32_t peer) {
     if constexpr (!kHasGinPeers) return false;
     return peer < reach.first_of_team || peer >= reach.end_of_team;
 }
 
 // The offset of a peer's word of this signal in the array at `words`.
-CROSSDOCK_DEVICE uint64_t signal_offset(const Reach& reach, const Region<uint64_t>& words, Signal signal, int peer) {
-    return words.offset +
-           8 * (static_cast<uint64_t>(signal) * static_cast<uint64_t>(reach.num_ranks) + static_cast<uint64_t>(peer));
+CROSSDOCK_DEVICE uint64_t signal_offset(const Reach& reach, const Region<uint64_t>& words, Signal signal,
+                                        uint32_t peer) {
+    return words.offset + 8 * (static_cast<uint64_t>(signal) * reach.num_ranks + peer);
 }
 
 // This rank's word that the peer raises.
-CROSSDOCK_DEVICE const uint64_t* signal_word(const Reach& reach, Signal signal, int peer) {
+CROSSDOCK_DEVICE const uint64_t* signal_word(const Reach& reach, Signal signal, uint32_t peer) {
     return reinterpret_cast<const uint64_t*>(reach.network.local +
                                              signal_offset(reach, reach.words.signals, signal, peer));
 }

@@ -10,9 +10,8 @@ namespace {
 CROSSDOCK_DEVICE void a2sgd_apply(const Ctx& ctx, const A2sgdArgs& args) {
     const A2sgdState& state = *args.state;
     if (state.applies == 0) return;
-    const uint64_t warps = static_cast<uint64_t>(ctx.num_blocks()) * static_cast<uint64_t>(ctx.num_warps());
-    const uint64_t warp = static_cast<uint64_t>(ctx.block_idx()) * static_cast<uint64_t>(ctx.num_warps()) +
-                          static_cast<uint64_t>(ctx.warp_idx());
+    const uint64_t warps = uint64_t{ctx.num_blocks()} * ctx.num_warps();
+    const uint64_t warp = uint64_t{ctx.block_idx()} * ctx.num_warps() + ctx.warp_idx();
     CROSSDOCK_ROLLED
     for (uint64_t i = warp; i < args.num_chunks; i += warps) {
         const A2sgdChunk chunk = args.chunks[i];

@@ -64,8 +64,8 @@ struct A2sgdState {
 struct A2sgdArena {
     uint32_t num_ranks;
 
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t word_offset(uint64_t step, int writer) const {
-        return 16 * (step % 2 * num_ranks + static_cast<uint64_t>(writer));
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t word_offset(uint64_t step, uint32_t writer) const {
+        return 16 * (step % 2 * num_ranks + writer);
     }
     // Behind the means of two steps. Returns the bytes of all.
     constexpr uint64_t lay_out(GinWords& words) const {
@@ -81,7 +81,7 @@ struct A2sgdArgs {
     A2sgdArena arena;
     PeerMap peers;
     Reach reach;
-    int rank;
+    uint32_t rank;
     WaitScope scope;
     A2sgdState* state;
     A2sgdReport* report;
@@ -108,7 +108,7 @@ CROSSDOCK_HOST_DEVICE constexpr uint64_t a2sgd_means_shared_bytes(uint32_t num_r
 
 namespace {
 
-CROSSDOCK_DEVICE TaggedWord* means_word(const A2sgdArgs& args, int owner, uint64_t step, int writer) {
+CROSSDOCK_DEVICE TaggedWord* means_word(const A2sgdArgs& args, uint32_t owner, uint64_t step, uint32_t writer) {
     return reinterpret_cast<TaggedWord*>(args.peers.at(owner, args.arena.word_offset(step, writer)));
 }
 

@@ -9,7 +9,7 @@
 namespace crossdock {
 namespace {
 
-CROSSDOCK_DEVICE bool wait_means(const Ctx& ctx, const A2sgdArgs& args, const Operation& operation, int peer,
+CROSSDOCK_DEVICE bool wait_means(const Ctx& ctx, const A2sgdArgs& args, const Operation& operation, uint32_t peer,
                                  TaggedWord& word) {
     const uint64_t step = operation.epoch;
     const TaggedWord* arriving = means_word(args, args.rank, step, peer);
@@ -52,7 +52,7 @@ CROSSDOCK_DEVICE void settle_means(const Ctx& ctx, const A2sgdArgs& args, const 
         report.nonfinite_piece = static_cast<int32_t>(nonfinite) - 1;
     }
     const uint64_t own = words[args.rank].payload;
-    for (int i = 0; i < 2; ++i) {
+    for (uint32_t i = 0; i < 2; ++i) {
         report.own[i] = float_of(static_cast<uint32_t>(own >> (32 * i)));
         report.mean[i] = static_cast<float>(sums[i] / static_cast<double>(args.arena.num_ranks));
     }
@@ -66,14 +66,14 @@ CROSSDOCK_DEVICE void settle_means(const Ctx& ctx, const A2sgdArgs& args, const 
 
 CROSSDOCK_DEVICE void a2sgd_means(const Ctx& ctx, const A2sgdArgs& args) {
     auto* words = reinterpret_cast<TaggedWord*>(ctx.shared_memory());
-    int* num_missing = reinterpret_cast<int*>(words + args.arena.num_ranks);
+    uint32_t* num_missing = reinterpret_cast<uint32_t*>(words + args.arena.num_ranks);
     if (thread_idx(ctx) == 0) *num_missing = 0;
     ctx.block_sync();
     Operation operation;
     operation.epoch = args.state->step;
     operation.start_ns = ctx.now_ns();
     CROSSDOCK_ROLLED
-    for (int peer = thread_idx(ctx); peer < static_cast<int>(args.arena.num_ranks); peer += num_threads(ctx)) {
+    for (uint32_t peer = thread_idx(ctx); peer < args.arena.num_ranks; peer += num_threads(ctx)) {
         if (has_failed(ctx, args.scope) || !wait_means(ctx, args, operation, peer, words[peer]))
             ctx.add_shared(num_missing, 1);
     }

@@ -31,13 +31,13 @@ CROSSDOCK_DEVICE A2sgdSums chunk_sums(const Ctx& ctx, const A2sgdChunk& chunk) {
 
 template <typename Sum>
 CROSSDOCK_DEVICE void sum_segments(const Ctx& ctx, const A2sgdArgs& args, A2sgdSumsShared& shared) {
-    const uint64_t blocks = static_cast<uint64_t>(ctx.num_blocks());
-    const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
-    const uint32_t warps = static_cast<uint32_t>(ctx.num_warps());
-    int turn = 0;
-    A2sgdChunk next = chunk_at(args, static_cast<uint64_t>(ctx.block_idx()) * kChunksOfSegment + warp);
+    const uint64_t blocks = ctx.num_blocks();
+    const uint32_t warp = ctx.warp_idx();
+    const uint32_t warps = ctx.num_warps();
+    uint32_t turn = 0;
+    A2sgdChunk next = chunk_at(args, uint64_t{ctx.block_idx()} * kChunksOfSegment + warp);
     CROSSDOCK_ROLLED
-    for (uint64_t segment = static_cast<uint64_t>(ctx.block_idx()); segment < args.num_segments; segment += blocks) {
+    for (uint64_t segment = ctx.block_idx(); segment < args.num_segments; segment += blocks) {
         A2sgdSums* chunks = shared.chunks[turn];
         CROSSDOCK_ROLLED
         for (uint32_t i = warp; i < kChunksOfSegment; i += warps) {
@@ -62,15 +62,15 @@ CROSSDOCK_DEVICE void sum_segments(const Ctx& ctx, const A2sgdArgs& args, A2sgdS
 CROSSDOCK_DEVICE bool is_last_block(const Ctx& ctx, const A2sgdArgs& args, A2sgdSumsShared& shared) {
     if (thread_idx(ctx) == 0) {
         const uint32_t before = ctx.add_acq_rel_device(&args.state->blocks_done, 1);
-        shared.is_last = before + 1 == static_cast<uint32_t>(ctx.num_blocks()) ? 1 : 0;
+        shared.is_last = before + 1 == ctx.num_blocks() ? 1 : 0;
     }
     ctx.block_sync();
     return shared.is_last != 0;
 }
 
 CROSSDOCK_DEVICE void add_partials(const Ctx& ctx, const A2sgdArgs& args, A2sgdSumsShared& shared) {
-    const uint32_t first = static_cast<uint32_t>(thread_idx(ctx));
-    const uint32_t threads = static_cast<uint32_t>(num_threads(ctx));
+    const uint32_t first = thread_idx(ctx);
+    const uint32_t threads = num_threads(ctx);
     CROSSDOCK_ROLLED
     for (uint32_t column = first; column < kSignColumns; column += threads) {
         constexpr uint32_t kAtOnce = 4;  // loads in flight
@@ -119,7 +119,7 @@ CROSSDOCK_DEVICE void send_means(const Ctx& ctx, const A2sgdArgs& args, const A2
     const uint64_t step = word_epoch(shared.tag);
     const uint64_t offset = args.arena.word_offset(step, args.rank);
     CROSSDOCK_ROLLED
-    for (int peer = thread_idx(ctx); peer < static_cast<int>(args.arena.num_ranks); peer += num_threads(ctx)) {
+    for (uint32_t peer = thread_idx(ctx); peer < args.arena.num_ranks; peer += num_threads(ctx)) {
         if (!is_remote(args.reach, peer)) {
             ctx.store_tagged(means_word(args, peer, step, args.rank), shared.payload, shared.tag);
             continue;

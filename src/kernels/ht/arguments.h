@@ -92,7 +92,7 @@ struct HtCommon {
     PeerMap peers;      // the arenas of the team's ranks
     Reach reach;        // of the other ranks
     HtOutbox outbox;    // several teams
-    int rank;
+    uint32_t rank;
     HtState* state;
     HtTables tables;
     WaitScope scope;

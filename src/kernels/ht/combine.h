@@ -20,14 +20,14 @@ CROSSDOCK_DEVICE void collect_weights(const Ctx& ctx, const HtCombineArgs& args,
     const uint32_t num = (tokens < kChunkTokens ? tokens : kChunkTokens) * c.topk;
     float* out = args.out_weights + uint64_t{first} * c.topk;
     CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) out[i] = 0.0f;
+    for (uint32_t i = ctx.lane(); i < num; i += kLanes) out[i] = 0.0f;
     ctx.warp_sync();
     const int32_t experts = static_cast<int32_t>(c.arena.experts_per_rank);
     CROSSDOCK_ROLLED
     for (uint32_t peer = 0; peer < c.arena.num_ranks; ++peer) {
         const uint32_t mask = c.tables.sent_masks[peer * c.tables.chunks + chunk];
         if (peer_states(ctx, args.shared)[peer] == kAbsent) continue;
-        receive_weights(ctx, c, args.weight_slots, operation, static_cast<int>(peer), chunk - share.first, mask,
+        receive_weights(ctx, c, args.weight_slots, operation, peer, chunk - share.first, mask,
                         [&](uint32_t bit, const float* weights) {
                             if (weights == nullptr || bit >= tokens) return;
                             const int32_t* ids = c.tables.ids + uint64_t{first + bit} * c.topk;
@@ -49,15 +49,15 @@ CROSSDOCK_DEVICE void collect_weights(const Ctx& ctx, const HtCombineArgs& args,
 
 // Who may have a row of a sum, in ascending order: the ranks of this team, and the other teams as wholes.
 struct Summand {
-    int rank;  // -1: a team
-    int team;  // -1: a rank
+    uint32_t number;  // of the rank, or of the team
+    bool is_team;
 
-    CROSSDOCK_DEVICE static int num(const HtCommon& c) { return team_size(c) + num_teams(c) - 1; }
-    CROSSDOCK_DEVICE static Summand of(const HtCommon& c, int i) {
-        if constexpr (!kHasGinPeers) return {i, -1};
-        const int own = own_team(c);
-        if (i >= own && i < own + team_size(c)) return {first_of_team(c) + i - own, -1};
-        return {-1, i < own ? i : i - team_size(c) + 1};
+    CROSSDOCK_DEVICE static uint32_t num(const HtCommon& c) { return team_size(c) + num_teams(c) - 1; }
+    CROSSDOCK_DEVICE static Summand of(const HtCommon& c, uint32_t i) {
+        if constexpr (!kHasGinPeers) return {i, false};
+        const uint32_t own = own_team(c);
+        if (i >= own && i < own + team_size(c)) return {first_of_team(c) + i - own, false};
+        return {i < own ? i : i - team_size(c) + 1, true};
     }
 };
 
@@ -69,9 +69,9 @@ CROSSDOCK_DEVICE void collect_words(const Ctx& ctx, const HtElasticCombineArgs& 
         uint32_t word = 0;
         CROSSDOCK_ROLLED
         for (uint32_t i = first; i < num; ++i) {
-            const Summand term = Summand::of(c, static_cast<int>(plan.origins[i]));
-            word |= term.team >= 0 ? reinterpret_cast<const uint32_t*>(plan.rows[i] + args.row_bytes)[column]
-                                   : word_of_lsa_row(ctx, args, c.rank, token, term.rank, plan.rows[i], column);
+            const Summand term = Summand::of(c, plan.origins[i]);
+            word |= term.is_team ? reinterpret_cast<const uint32_t*>(plan.rows[i] + args.row_bytes)[column]
+                                 : word_of_lsa_row(ctx, args, c.rank, token, term.number, plan.rows[i], column);
         }
         args.elastic.out_weights[uint64_t{token} * c.topk + column] = float_of(word);
     });
@@ -81,7 +81,7 @@ template <DType kDType, HtWire kWire, typename Args>
 CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const Args& args, const Operation& operation, const Share& share,
                                 uint32_t token) {
     const HtCommon& c = args.common;
-    const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
+    const uint32_t channel = ctx.block_idx();
     const HtPlan plan = HtPlan::of_warp(ctx, args.shared, c.topk);
     const uint32_t* states = peer_states(ctx, args.shared);
     ctx.enter(Phase::kCombineRows);
@@ -89,22 +89,22 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const Args& args, const Operatio
     if constexpr (kIsElastic<Args>) first = note_biases(ctx, args, plan, token);
     uint32_t num = first;
     CROSSDOCK_ROLLED
-    for (int base = 0; base < Summand::num(c); base += kLanes) {
-        const int i = base + ctx.lane();
+    for (uint32_t base = 0; base < Summand::num(c); base += kLanes) {
+        const uint32_t i = base + ctx.lane();
         const bool is_term = i < Summand::num(c);
-        const Summand term = is_term ? Summand::of(c, i) : Summand{0, -1};
+        const Summand term = is_term ? Summand::of(c, i) : Summand{0, false};
         const std::byte* row = nullptr;
         SentRow sent{false, 0, 0};
-        if (is_term && term.team >= 0) {
-            sent = crossing_row(c, Crossing::kOut, term.team, token, share);
-            const GinRing ring = GinRing::of_rows(c, term.team, channel);
+        if (is_term && term.is_team) {
+            sent = crossing_row(c, Crossing::kOut, term.number, token, share);
+            const GinRing ring = GinRing::of_rows(c, term.number, channel);
             if (sent.exists && ring.wait_packet(ctx, operation, args.gin_rows, sent.packet))
                 row = ring.incoming(args.gin_rows, sent.packet);
-        } else if (is_term && states[term.rank] != kAbsent) {
-            sent = sent_row(c, term.rank, token, share);
-            find_lsa_row(ctx, args, operation, c.rank, term.rank, sent, row);
+        } else if (is_term && states[term.number] != kAbsent) {
+            sent = sent_row(c, term.number, token, share);
+            find_lsa_row(ctx, args, operation, c.rank, term.number, sent, row);
         }
-        num += note_rows(ctx, plan, num, row, static_cast<uint32_t>(i), sent.packet);
+        num += note_rows(ctx, plan, num, row, i, sent.packet);
     }
     ctx.warp_sync();
     ctx.enter(Phase::kCombineAdd);
@@ -120,12 +120,13 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const Args& args, const Operatio
     ctx.warp_sync();
     ctx.enter(Phase::kCombineCredit);
     CROSSDOCK_ROLLED
-    for (uint32_t i = first + static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
-        const Summand term = Summand::of(c, static_cast<int>(plan.origins[i]));
-        if (term.team >= 0) {
-            GinRing::of_rows(c, term.team, channel).give_credit(ctx, operation, args.gin_rows, plan.slots[i]);
-        } else if (states[term.rank] == kEntered) {
-            LsaRing::combine_from(c, c.rank, term.rank, channel).give_credit(ctx, operation, args.rows, plan.slots[i]);
+    for (uint32_t i = first + ctx.lane(); i < num; i += kLanes) {
+        const Summand term = Summand::of(c, plan.origins[i]);
+        if (term.is_team) {
+            GinRing::of_rows(c, term.number, channel).give_credit(ctx, operation, args.gin_rows, plan.slots[i]);
+        } else if (states[term.number] == kEntered) {
+            LsaRing::combine_from(c, c.rank, term.number, channel)
+                .give_credit(ctx, operation, args.rows, plan.slots[i]);
         }
     }
     ctx.warp_sync();
@@ -138,7 +139,7 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const Args& args, const Operati
                                  uint32_t warps) {
     const HtCommon& c = args.common;
     const uint32_t tokens = c.tables.routing->num_tokens;
-    const Share own = Share::of(tokens, static_cast<uint32_t>(ctx.block_idx()), c.channels);
+    const Share own = Share::of(tokens, ctx.block_idx(), c.channels);
     if (kLanes == 1 && !kHasGinPeers && are_all_direct(ctx, c, args.shared)) {
         for (;;) {
             const uint32_t token = claim_next(ctx, c, operation);
@@ -155,14 +156,14 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const Args& args, const Operati
 CROSSDOCK_DEVICE void exchange_gradients(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
                                          uint32_t warp, uint32_t warps) {
     const HtCommon& c = args.common;
-    const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
+    const uint32_t channel = ctx.block_idx();
     const uint32_t num_ranks = c.arena.num_ranks;
     const Share own = Share::of(num_chunks(c.tables.routing->num_tokens), channel, c.channels);
     const auto send = [&](uint32_t i) {
         const uint32_t source = (c.rank + i) % num_ranks;
-        const Share share = chunk_share(c, static_cast<int>(source), channel);
+        const Share share = chunk_share(c, source, channel);
         if (i / num_ranks < share.size() && peer_states(ctx, args.shared)[source] != kAbsent)
-            return_weights(ctx, args, operation, static_cast<int>(source), share.first + i / num_ranks, share);
+            return_weights(ctx, args, operation, source, share.first + i / num_ranks, share);
     };
     // All gradients of a chunk are written at once: 0 if no rank sends one.
     const auto receive = [&](uint32_t chunk) { collect_weights(ctx, args, operation, own.first + chunk, own); };
@@ -173,13 +174,13 @@ CROSSDOCK_DEVICE void exchange_gradients(const Ctx& ctx, const HtCombineArgs& ar
 // all others.
 CROSSDOCK_DEVICE void wait_until_all_have_read(const Ctx& ctx, const HtCommon& c, const Operation& operation,
                                                const uint32_t* states) {
-    const auto word = [&](int owner, int writer) { return c.peers.at(owner, c.offsets.finished) + writer; };
+    const auto word = [&](uint32_t owner, uint32_t writer) { return c.peers.at(owner, c.offsets.finished) + writer; };
     CROSSDOCK_ROLLED
-    for (int peer = first_of_team(c) + thread_idx(ctx); peer < end_of_team(c); peer += num_threads(ctx)) {
+    for (uint32_t peer = first_of_team(c) + thread_idx(ctx); peer < end_of_team(c); peer += num_threads(ctx)) {
         if (states[peer] == kDirect) ctx.store_entered_system(word(peer, c.rank), operation.epoch);
     }
     CROSSDOCK_ROLLED
-    for (int peer = first_of_team(c) + thread_idx(ctx); peer < end_of_team(c); peer += num_threads(ctx)) {
+    for (uint32_t peer = first_of_team(c) + thread_idx(ctx); peer < end_of_team(c); peer += num_threads(ctx)) {
         if (states[peer] != kDirect || !is_active(ctx, c.scope, peer)) continue;
         const uint64_t* finished = word(c.rank, peer);
         wait_for(
@@ -204,9 +205,9 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const Args& args) {
     ctx.enter(Phase::kCombineBegin);
     const Operation operation = begin_operation(ctx, c, [] {});
     uint32_t* states = peer_states(ctx, args.shared);
-    const bool runs = wait_all_entered(ctx, c, operation, states, !c.expert_major, [](int, uint64_t) {});
+    const bool runs = wait_all_entered(ctx, c, operation, states, !c.expert_major, [](uint32_t, uint64_t) {});
     const HtWarpLayout& warp_layout = args.warp_layout;
-    const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
+    const uint32_t warp = ctx.warp_idx();
     const bool all_direct = !kHasGinPeers && are_all_direct(ctx, c, args.shared);
     const uint32_t pipeline = c.expert_major || all_direct ? warp_layout.pipeline() : 0;
     if (!runs) {
@@ -234,8 +235,8 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const Args& args) {
     // Tokens that the routing does not know of return as zeros.
     const uint64_t known = c.tables.routing->num_tokens;
     CROSSDOCK_ROLLED
-    for (uint64_t token = known + static_cast<uint32_t>(ctx.block_idx() * ctx.num_warps()) + warp;
-         runs && token < c.num_tokens; token += static_cast<uint32_t>(ctx.num_blocks() * ctx.num_warps())) {
+    for (uint64_t token = known + ctx.block_idx() * ctx.num_warps() + warp; runs && token < c.num_tokens;
+         token += ctx.num_blocks() * ctx.num_warps()) {
         zero_row(ctx, args.out_tokens + token * args.row_bytes, args.row_bytes);
     }
     ctx.enter(Phase::kCombineEnd);

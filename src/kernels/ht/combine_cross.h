@@ -15,7 +15,7 @@ class RowGatherer {
     CROSSDOCK_DEVICE RowGatherer(const Ctx& ctx, const Args& args, const Operation& operation)
         : args_(args),
           operation_(operation),
-          channel_(static_cast<uint32_t>(ctx.block_idx())),
+          channel_(ctx.block_idx()),
           plan_(HtPlan::of_warp(ctx, args.shared, args.common.topk)) {}
 
     // warp: among the `warps` of this block that gather.
@@ -25,8 +25,8 @@ class RowGatherer {
         CROSSDOCK_ROLLED
         for (uint32_t at = warp; at < end; at += warps) {
             CROSSDOCK_ROLLED
-            for (int i = 1; i < num_teams(c); ++i) {
-                const int team = (own_team(c) + i) % num_teams(c);
+            for (uint32_t i = 1; i < num_teams(c); ++i) {
+                const uint32_t team = (own_team(c) + i) % num_teams(c);
                 const Share share = token_share(c, rail_peer(c, team), channel_);
                 if (at < share.size() && !gather(ctx, team, share.first + at, share)) return;
             }
@@ -35,7 +35,7 @@ class RowGatherer {
 
   private:
     // Returns false if the group has failed.
-    CROSSDOCK_DEVICE bool gather(const Ctx& ctx, int team, uint32_t token, const Share& share) const {
+    CROSSDOCK_DEVICE bool gather(const Ctx& ctx, uint32_t team, uint32_t token, const Share& share) const {
         const HtCommon& c = args_.common;
         const SentRow sum = crossing_row(c, Crossing::kIn, team, token, share);
         if (!sum.exists) return true;
@@ -46,7 +46,7 @@ class RowGatherer {
         if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return false;
         sum_rows<kDType>(ctx, PointerSummands{plan_.rows, num}, 0, args_.row_bytes / dtype_bytes(kDType),
                          ring.outgoing(args_.gin_rows, sum.packet));
-        const int source = rail_peer(c, team);
+        const uint32_t source = rail_peer(c, team);
         if constexpr (kIsElastic<Args>)
             merge_words(ctx, source, token, num, ring.outgoing(args_.gin_rows, sum.packet) + args_.row_bytes);
         ctx.warp_sync();
@@ -55,8 +55,8 @@ class RowGatherer {
             count_rows(ctx, c.reach, source, 1, 0);
         }
         CROSSDOCK_ROLLED
-        for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
-            const int peer = static_cast<int>(plan_.origins[i]);
+        for (uint32_t i = ctx.lane(); i < num; i += kLanes) {
+            const uint32_t peer = plan_.origins[i];
             if (peer_states(ctx, args_.shared)[peer] != kEntered) continue;
             LsaRing::combine_from(c, source, peer, channel_).give_credit(ctx, operation_, args_.rows, plan_.slots[i]);
         }
@@ -65,13 +65,13 @@ class RowGatherer {
     }
 
     // Elastic. The weights that came with the plan's rows: each column is of one rank, and 0 for the others.
-    CROSSDOCK_DEVICE void merge_words(const Ctx& ctx, int source, uint32_t token, uint32_t num, std::byte* to) const {
+    CROSSDOCK_DEVICE void merge_words(const Ctx& ctx, uint32_t source, uint32_t token, uint32_t num,
+                                      std::byte* to) const {
         for_lanes(ctx, args_.behind_bytes == 0 ? 0 : args_.common.topk, [&](uint32_t column) {
             uint32_t word = 0;
             CROSSDOCK_ROLLED
             for (uint32_t i = 0; i < num; ++i) {
-                word |= word_of_lsa_row(ctx, args_, source, token, static_cast<int>(plan_.origins[i]), plan_.rows[i],
-                                        column);
+                word |= word_of_lsa_row(ctx, args_, source, token, plan_.origins[i], plan_.rows[i], column);
             }
             reinterpret_cast<uint32_t*>(to)[column] = word;
         });
@@ -79,20 +79,21 @@ class RowGatherer {
 
     // Writes the rows of this team's ranks for the token into the plan, and their number. Returns false if one does not
     // arrive.
-    CROSSDOCK_DEVICE bool find_rows(const Ctx& ctx, int team, uint32_t token, const Share& share, uint32_t& num) const {
+    CROSSDOCK_DEVICE bool find_rows(const Ctx& ctx, uint32_t team, uint32_t token, const Share& share,
+                                    uint32_t& num) const {
         const HtCommon& c = args_.common;
-        const int source = rail_peer(c, team);
+        const uint32_t source = rail_peer(c, team);
         bool are_here = true;
         CROSSDOCK_ROLLED
-        for (int base = first_of_team(c); base < end_of_team(c); base += kLanes) {
-            const int peer = base + ctx.lane();
+        for (uint32_t base = first_of_team(c); base < end_of_team(c); base += kLanes) {
+            const uint32_t peer = base + ctx.lane();
             const std::byte* row = nullptr;
             SentRow sent{false, 0, 0};
             if (peer < end_of_team(c)) {
                 sent = rail_row(c, route_of(c, source, peer), token, share);
                 are_here = find_lsa_row(ctx, args_, operation_, source, peer, sent, row);
             }
-            num += note_rows(ctx, plan_, num, row, static_cast<uint32_t>(peer), sent.packet);
+            num += note_rows(ctx, plan_, num, row, peer, sent.packet);
             if (!ctx.warp_all(are_here)) return false;
         }
         ctx.warp_sync();

@@ -12,8 +12,8 @@ namespace {
 // One lane. Finds the row that a rank of this team returns for a token of `source`, whose agent this rank is: in place,
 // or in its packet once that has arrived. Stays null if there is no row: none is sent, or this rank's own tensor ends
 // before it. Returns false if the row does not arrive.
-CROSSDOCK_DEVICE bool find_lsa_row(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, int source,
-                                   int peer, const SentRow& sent, const std::byte*& row) {
+CROSSDOCK_DEVICE bool find_lsa_row(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
+                                   uint32_t source, uint32_t peer, const SentRow& sent, const std::byte*& row) {
     const HtCommon& c = args.common;
     const uint64_t number = uint64_t{c.tables.bases[route_of(c, source, peer)]} + sent.number;
     if (!sent.exists || !travels(c, static_cast<uint32_t>(number))) return true;
@@ -22,15 +22,15 @@ CROSSDOCK_DEVICE bool find_lsa_row(const Ctx& ctx, const HtCombineArgs& args, co
         if (peer == c.rank && number < args.token_rows) row = args.tokens + number * args.row_bytes;
         return true;
     }
-    const LsaRing ring = LsaRing::combine_from(c, source, peer, static_cast<uint32_t>(ctx.block_idx()));
+    const LsaRing ring = LsaRing::combine_from(c, source, peer, ctx.block_idx());
     if (!ring.wait_packet(ctx, operation, args.rows, sent.packet)) return false;
     row = ring.packet(args.rows, sent.packet);
     return true;
 }
 
 // Elastic. Column `column` of the weights that came with a row that find_lsa_row has found.
-CROSSDOCK_DEVICE uint32_t word_of_lsa_row(const Ctx& ctx, const HtElasticCombineArgs& args, int source, uint32_t token,
-                                          int peer, const std::byte* row, uint32_t column) {
+CROSSDOCK_DEVICE uint32_t word_of_lsa_row(const Ctx& ctx, const HtElasticCombineArgs& args, uint32_t source,
+                                          uint32_t token, uint32_t peer, const std::byte* row, uint32_t column) {
     if (peer_states(ctx, args.shared)[peer] == kDirect) {
         const uint64_t number = static_cast<uint64_t>(row - args.tokens) / args.row_bytes;
         return weight_to_return(args, source, token, static_cast<uint32_t>(number), column);
@@ -42,14 +42,14 @@ CROSSDOCK_DEVICE uint32_t word_of_lsa_row(const Ctx& ctx, const HtElasticCombine
 // number.
 CROSSDOCK_DEVICE uint32_t note_rows(const Ctx& ctx, const HtPlan& plan, uint32_t num, const std::byte* row,
                                     uint32_t origin, uint32_t packet) {
-    const int has_row = row != nullptr ? 1 : 0;
-    const uint32_t at = num + static_cast<uint32_t>(ctx.warp_sum_before(has_row));
+    const uint32_t has_row = row != nullptr ? 1 : 0;
+    const uint32_t at = num + ctx.warp_sum_before(has_row);
     if (row != nullptr) {
         plan.rows[at] = row;
         plan.origins[at] = origin;
         plan.slots[at] = packet;
     }
-    return static_cast<uint32_t>(ctx.warp_sum(has_row));
+    return ctx.warp_sum(has_row);
 }
 
 }  // namespace

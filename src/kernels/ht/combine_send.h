@@ -36,9 +36,7 @@ class Returns {
             const LsaRing ring = ring_of(ctx, row);
             if (!ring.has_credit(ctx, operation_, args_.rows, row.packet)) raise(ctx);
             may_send = ring.wait_credit(ctx, operation_, args_.rows, row.packet);
-            if (may_send)
-                count_rows(ctx, args_.common.reach, agent_of(args_.common, static_cast<int>(row.peer)), 1,
-                           args_.wire_bytes);
+            if (may_send) count_rows(ctx, args_.common.reach, agent_of(args_.common, row.peer), 1, args_.wire_bytes);
         }
         return ctx.warp_broadcast(may_send ? 1u : 0u) != 0;
     }
@@ -51,7 +49,7 @@ class Returns {
     CROSSDOCK_DEVICE void add(const Ctx& ctx, const PlannedRow& row) {
         if (is_leader(ctx)) {
             raise(ctx);
-            flag_.set(static_cast<int>(row.peer), row.packet);
+            flag_.set(row.peer, row.packet);
         }
         ctx.warp_sync();
     }
@@ -67,7 +65,7 @@ class Returns {
 
   private:
     CROSSDOCK_DEVICE LsaRing ring_of(const Ctx& ctx, const PlannedRow& row) const {
-        return LsaRing::combine_to(args_.common, static_cast<int>(row.peer), static_cast<uint32_t>(ctx.block_idx()));
+        return LsaRing::combine_to(args_.common, row.peer, ctx.block_idx());
     }
 
     const HtCombineArgs& args_;
@@ -80,16 +78,16 @@ CROSSDOCK_DEVICE uint32_t num_returned_rows(const Ctx& ctx, const HtCombineArgs&
     const HtCommon& c = args.common;
     uint32_t num = 0;
     CROSSDOCK_ROLLED
-    for (uint32_t peer = static_cast<uint32_t>(ctx.lane()); peer < c.arena.num_ranks; peer += kLanes) {
+    for (uint32_t peer = ctx.lane(); peer < c.arena.num_ranks; peer += kLanes) {
         if (peer_states(ctx, args.shared)[peer] != kEntered) continue;
-        const int source = static_cast<int>(peer);
-        num += num_received(c, source, token_share(c, source, static_cast<uint32_t>(ctx.block_idx())));
+        const uint32_t source = peer;
+        num += num_received(c, source, token_share(c, source, ctx.block_idx()));
     }
-    return static_cast<uint32_t>(ctx.warp_sum(static_cast<int>(num)));
+    return ctx.warp_sum(num);
 }
 
 CROSSDOCK_DEVICE RowSequence returned_rows(const Ctx& ctx, const HtCombineArgs& args) {
-    return {static_cast<uint32_t>(ctx.warp_idx()), args.warp_layout.producers, false, false, args.token_rows};
+    return {ctx.warp_idx(), args.warp_layout.producers, false, false, args.token_rows};
 }
 
 // Flat: rows return to their source ranks unchanged, through the warp's stages.
@@ -99,7 +97,7 @@ class RowReturner {
     CROSSDOCK_DEVICE RowReturner(const Ctx& ctx, const Args& args, const Operation& operation)
         : args_(args),
           rows_(ctx, args.common, args.shared, returned_rows(ctx, args)),
-          returns_(args, operation, static_cast<uint32_t>(ctx.warp_idx())) {}
+          returns_(args, operation, ctx.warp_idx()) {}
 
     CROSSDOCK_DEVICE void run(const Ctx& ctx) {
         CROSSDOCK_ROLLED
@@ -164,14 +162,14 @@ class SumReturner {
     CROSSDOCK_DEVICE SumReturner(const Ctx& ctx, const Args& args, const Operation& operation)
         : args_(args),
           rows_(ctx, args.common, args.shared, returned_rows(ctx, args)),
-          returns_(args, operation, static_cast<uint32_t>(ctx.warp_idx())),
+          returns_(args, operation, ctx.warp_idx()),
           plan_(HtPlan::of_warp(ctx, args.shared, args.common.topk)) {}
 
     CROSSDOCK_DEVICE void run(const Ctx& ctx) {
         CROSSDOCK_ROLLED
         for (const PlannedRow* row = rows_.next(ctx); row != nullptr; row = rows_.next(ctx)) {
             CROSSDOCK_ROLLED
-            for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < row->num_slots; i += kLanes)
+            for (uint32_t i = ctx.lane(); i < row->num_slots; i += kLanes)
                 plan_.rows[i] = args_.tokens + uint64_t{rows_.slots(*row)[i]} * args_.row_bytes;
             const bool may_send = returns_.wait_for_slot(ctx, *row);
             std::byte* const packet = returns_.packet_of(ctx, *row);
@@ -223,10 +221,10 @@ class SumReturner {
 };
 
 // The gradients of a chunk's weights return to its tokens' source rank.
-CROSSDOCK_DEVICE void return_weights(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, int source,
-                                     uint32_t chunk, const Share& share) {
+CROSSDOCK_DEVICE void return_weights(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
+                                     uint32_t source, uint32_t chunk, const Share& share) {
     const HtCommon& c = args.common;
-    const uint32_t entry = static_cast<uint32_t>(source) * c.tables.chunks + chunk;
+    const uint32_t entry = source * c.tables.chunks + chunk;
     const uint32_t mask = c.tables.masks[entry];
     send_weights(ctx, c, args.weight_slots, operation, source, chunk - share.first, mask,
                  [&](uint32_t bit, float* weights) {

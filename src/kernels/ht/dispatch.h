@@ -20,10 +20,10 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const Args& args) {
     const Operation operation = begin_operation(ctx, c, [] {});
     // Own rows pass a ring only where bulk stores cannot write their scales.
     const bool own_is_direct = kIsElastic<Args> || args.scale_bytes == 0 || RowStage::takes(args.out_scales);
-    if (!wait_all_entered(ctx, c, operation, peer_states(ctx, args.shared), own_is_direct, [](int, uint64_t) {}))
+    if (!wait_all_entered(ctx, c, operation, peer_states(ctx, args.shared), own_is_direct, [](uint32_t, uint64_t) {}))
         return;
     const HtWarpLayout& warp_layout = args.warp_layout;
-    const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
+    const uint32_t warp = ctx.warp_idx();
     if (warp < warp_layout.producers) {
         RowSender<Args>(ctx, args, operation).run(ctx);
     } else if (warp < warp_layout.producers + warp_layout.consumers) {
@@ -40,8 +40,8 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const Args& args) {
     } else {
         ctx.enter(Phase::kDispatchWeights);
         const uint32_t weight_warp = warp - warp_layout.producers - warp_layout.consumers;
-        const uint32_t blocks = static_cast<uint32_t>(ctx.num_blocks());
-        const uint32_t warp_of_all = weight_warp * blocks + static_cast<uint32_t>(ctx.block_idx());
+        const uint32_t blocks = ctx.num_blocks();
+        const uint32_t warp_of_all = weight_warp * blocks + ctx.block_idx();
         if constexpr (kIsElastic<Args>) {
             write_rest(ctx, args, warp_of_all, warp_layout.weight_warps * blocks);
         } else {

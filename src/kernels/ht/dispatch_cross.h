@@ -15,14 +15,14 @@ template <typename Args>
 CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const Args& args, const Operation& operation, uint32_t warp,
                                  uint32_t warps) {
     const HtCommon& c = args.common;
-    const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
+    const uint32_t channel = ctx.block_idx();
     const uint32_t row_bytes = args.row_bytes;
     const Share share = token_share(c, c.rank, channel);
     CROSSDOCK_ROLLED
     for (uint32_t token = share.first + warp; token < share.end; token += warps) {
         CROSSDOCK_ROLLED
-        for (int i = 1; i < num_teams(c); ++i) {
-            const int team = (own_team(c) + i) % num_teams(c);
+        for (uint32_t i = 1; i < num_teams(c); ++i) {
+            const uint32_t team = (own_team(c) + i) % num_teams(c);
             const SentRow row = crossing_row(c, Crossing::kOut, team, token, share);
             if (!row.exists) continue;
             const GinRing ring = GinRing::of_rows(c, team, channel);
@@ -55,7 +55,7 @@ template <typename Args>
 class RowForwarder {
   public:
     CROSSDOCK_DEVICE RowForwarder(const Ctx& ctx, const Args& args, const Operation& operation)
-        : args_(args), operation_(operation), channel_(static_cast<uint32_t>(ctx.block_idx())) {}
+        : args_(args), operation_(operation), channel_(ctx.block_idx()) {}
 
     // warp: among the `warps` of this block that forward.
     CROSSDOCK_DEVICE void run(const Ctx& ctx, uint32_t warp, uint32_t warps) const {
@@ -64,8 +64,8 @@ class RowForwarder {
         CROSSDOCK_ROLLED
         for (uint32_t at = warp; at < end; at += warps) {
             CROSSDOCK_ROLLED
-            for (int i = 1; i < num_teams(c); ++i) {
-                const int team = (own_team(c) + num_teams(c) - i) % num_teams(c);
+            for (uint32_t i = 1; i < num_teams(c); ++i) {
+                const uint32_t team = (own_team(c) + num_teams(c) - i) % num_teams(c);
                 const Share share = token_share(c, rail_peer(c, team), channel_);
                 if (at < share.size() && !forward(ctx, team, share.first + at, share)) return;
             }
@@ -74,7 +74,7 @@ class RowForwarder {
 
   private:
     // Returns false if the group has failed.
-    CROSSDOCK_DEVICE bool forward(const Ctx& ctx, int team, uint32_t token, const Share& share) const {
+    CROSSDOCK_DEVICE bool forward(const Ctx& ctx, uint32_t team, uint32_t token, const Share& share) const {
         const HtCommon& c = args_.common;
         const SentRow row = crossing_row(c, Crossing::kIn, team, token, share);
         if (!row.exists) return true;
@@ -83,7 +83,7 @@ class RowForwarder {
         if (ctx.warp_broadcast(is_here ? 1u : 0u) == 0) return false;
         const std::byte* const packet = from.incoming(args_.gin_rows, row.packet);
         CROSSDOCK_ROLLED
-        for (int peer = first_of_team(c); peer < end_of_team(c); ++peer) {
+        for (uint32_t peer = first_of_team(c); peer < end_of_team(c); ++peer) {
             if (!pass_on(ctx, team, peer, token, share, packet)) return false;
         }
         if (is_leader(ctx)) from.give_credit(ctx, operation_, args_.gin_rows, row.packet);
@@ -92,11 +92,11 @@ class RowForwarder {
     }
 
     // To one of the team's ranks, if it needs the row: to its final place or into a packet.
-    CROSSDOCK_DEVICE bool pass_on(const Ctx& ctx, int team, int peer, uint32_t token, const Share& share,
+    CROSSDOCK_DEVICE bool pass_on(const Ctx& ctx, uint32_t team, uint32_t peer, uint32_t token, const Share& share,
                                   const std::byte* packet) const {
         const HtCommon& c = args_.common;
-        const int source = rail_peer(c, team);
-        const int route = route_of(c, source, peer);
+        const uint32_t source = rail_peer(c, team);
+        const uint32_t route = route_of(c, source, peer);
         const SentRow row = rail_row(c, route, token, share);
         const uint64_t number = uint64_t{c.tables.bases[route]} + row.number;
         if (!row.exists || !travels(c, static_cast<uint32_t>(number))) return true;
@@ -122,7 +122,7 @@ class RowForwarder {
     }
 
     // To its places in this rank's tensors.
-    CROSSDOCK_DEVICE void place_own(const Ctx& ctx, int source, uint32_t token, uint32_t number,
+    CROSSDOCK_DEVICE void place_own(const Ctx& ctx, uint32_t source, uint32_t token, uint32_t number,
                                     const std::byte* packet) const {
         const HtCommon& c = args_.common;
         uint32_t* const slots = HtPlan::of_warp(ctx, args_.shared, c.topk).slots;

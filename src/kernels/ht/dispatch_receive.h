@@ -15,8 +15,8 @@ namespace {
 
 // One lane. Writes a received row's weights to its slots or, flat, its local experts in ascending order with their
 // weights, then -1 and 0.
-CROSSDOCK_DEVICE void store_routing(const HtDispatchArgs& args, int source, uint32_t chunk, uint32_t bit, uint64_t row,
-                                    const float* weights) {
+CROSSDOCK_DEVICE void store_routing(const HtDispatchArgs& args, uint32_t source, uint32_t chunk, uint32_t bit,
+                                    uint64_t row, const float* weights) {
     const HtCommon& c = args.common;
     if (!c.expert_major && row >= args.weight_rows) return;
     const uint64_t* bitmap = bitmap_of(c, source, chunk * kChunkTokens + bit);
@@ -47,9 +47,9 @@ CROSSDOCK_DEVICE void store_routing(const HtDispatchArgs& args, int source, uint
 }
 
 CROSSDOCK_DEVICE void receive_weights(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation,
-                                      int source, uint32_t chunk, const Share& share) {
+                                      uint32_t source, uint32_t chunk, const Share& share) {
     const HtCommon& c = args.common;
-    const uint32_t entry = static_cast<uint32_t>(source) * c.tables.chunks + chunk;
+    const uint32_t entry = source * c.tables.chunks + chunk;
     const uint32_t mask = c.tables.masks[entry];
     receive_weights(ctx, c, args.weight_slots, operation, source, chunk - share.first, mask,
                     [&](uint32_t bit, const float* weights) {
@@ -92,7 +92,7 @@ class RowReceiver {
 
   private:
     CROSSDOCK_DEVICE LsaRing ring_of(const Ctx& ctx, const PlannedRow& row) const {
-        return LsaRing::dispatch_from(args_.common, static_cast<int>(row.peer), static_cast<uint32_t>(ctx.block_idx()));
+        return LsaRing::dispatch_from(args_.common, row.peer, ctx.block_idx());
     }
     CROSSDOCK_DEVICE const std::byte* packet_of(const Ctx& ctx, const PlannedRow& row) const {
         return ring_of(ctx, row).packet(args_.rows, row.packet);
@@ -157,7 +157,7 @@ class RowReceiver {
                 stage.load(ctx, packet + first, bytes);
             }
             if (first == 0)
-                place_words(ctx, args_, static_cast<int>(row.peer), row.chunk * kChunkTokens + row.bit, row.number,
+                place_words(ctx, args_, row.peer, row.chunk * kChunkTokens + row.bit, row.number,
                             packet + args_.row_bytes, rows_.slots(row), row.num_slots);
             const RowStage::Lead lead(ctx);
             if (!lead) continue;
@@ -190,7 +190,7 @@ CROSSDOCK_DEVICE void fill_gaps(const Ctx& ctx, const HtDispatchArgs& args, uint
     }
     if (!args.with_weights) return;
     const uint64_t end = args.weight_rows < c.budget ? args.weight_rows : c.budget;
-    const uint64_t thread = uint64_t{warp} * kLanes + static_cast<uint32_t>(ctx.lane());
+    const uint64_t thread = uint64_t{warp} * kLanes + ctx.lane();
     const uint64_t threads = uint64_t{warps} * kLanes;
     const uint64_t per_row = c.expert_major ? 1 : c.topk;
     CROSSDOCK_ROLLED
@@ -208,21 +208,18 @@ CROSSDOCK_DEVICE_RARE void clear_lost_rows(const Ctx& ctx, const HtDispatchArgs&
     const HtPlan plan = HtPlan::of_warp(ctx, args.shared, c.topk);
     CROSSDOCK_ROLLED
     for (uint32_t source = 0; source < c.arena.num_ranks; ++source) {
-        if (is_active(ctx, c.scope, static_cast<int>(source))) continue;
+        if (is_active(ctx, c.scope, source)) continue;
         const Share all{0, t.source_tokens[source]};
         CROSSDOCK_ROLLED
-        for (uint32_t at = static_cast<uint32_t>(ctx.warp_idx()); at < all.end;
-             at += static_cast<uint32_t>(ctx.num_warps())) {
+        for (uint32_t at = ctx.warp_idx(); at < all.end; at += ctx.num_warps()) {
             const uint32_t chunk = at / kChunkTokens;
             const uint32_t bit = at % kChunkTokens;
-            const ReceivedRow row = received_row(c, static_cast<int>(source), at, all);
+            const ReceivedRow row = received_row(c, source, at, all);
             if (!row.exists || !travels(c, row.number)) continue;
             uint32_t num = 0;
-            if (is_leader(ctx))
-                num = list_slots(c, static_cast<int>(source), chunk, bit, row.number, args.token_rows, plan.slots);
+            if (is_leader(ctx)) num = list_slots(c, source, chunk, bit, row.number, args.token_rows, plan.slots);
             zero_slots(ctx, args, plan.slots, ctx.warp_broadcast(num));
-            if (args.with_weights && is_leader(ctx))
-                store_routing(args, static_cast<int>(source), chunk, bit, row.number, nullptr);
+            if (args.with_weights && is_leader(ctx)) store_routing(args, source, chunk, bit, row.number, nullptr);
             ctx.warp_sync();
         }
     }
@@ -232,19 +229,19 @@ CROSSDOCK_DEVICE_RARE void clear_lost_rows(const Ctx& ctx, const HtDispatchArgs&
 CROSSDOCK_DEVICE void exchange_weights(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation,
                                        uint32_t warp, uint32_t warps) {
     const HtCommon& c = args.common;
-    const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
+    const uint32_t channel = ctx.block_idx();
     const uint32_t num_ranks = c.arena.num_ranks;
     const Share own = Share::of(num_chunks(c.tables.routing->num_tokens), channel, c.channels);
     const auto send = [&](uint32_t i) {
         const uint32_t peer = (c.rank + i) % num_ranks;
         if (peer_states(ctx, args.shared)[peer] != kAbsent)
-            send_weights(ctx, args, operation, static_cast<int>(peer), own.first + i / num_ranks, own);
+            send_weights(ctx, args, operation, peer, own.first + i / num_ranks, own);
     };
     const auto receive = [&](uint32_t i) {
         const uint32_t source = (c.rank + num_ranks - i % num_ranks) % num_ranks;
-        const Share share = chunk_share(c, static_cast<int>(source), channel);
+        const Share share = chunk_share(c, source, channel);
         if (i / num_ranks < share.size())
-            receive_weights(ctx, args, operation, static_cast<int>(source), share.first + i / num_ranks, share);
+            receive_weights(ctx, args, operation, source, share.first + i / num_ranks, share);
     };
     share_weights(warp, warps, {own.size(), num_ranks}, {largest_share(c, channel, chunk_share), num_ranks}, send,
                   receive);
@@ -252,9 +249,8 @@ CROSSDOCK_DEVICE void exchange_weights(const Ctx& ctx, const HtDispatchArgs& arg
 
 // ---- rows that peers store themselves ----
 
-CROSSDOCK_DEVICE uint64_t* done_word(const Ctx& ctx, const HtCommon& c, int owner, int writer) {
-    return c.peers.at(owner, c.offsets.done) +
-           (static_cast<uint64_t>(writer) * c.arena.channels + static_cast<uint32_t>(ctx.block_idx()));
+CROSSDOCK_DEVICE uint64_t* done_word(const Ctx& ctx, const HtCommon& c, uint32_t owner, uint32_t writer) {
+    return c.peers.at(owner, c.offsets.done) + (uint64_t{writer} * c.arena.channels + ctx.block_idx());
 }
 
 // The whole block, after its warps' last stores (not all, if the group has failed). Afterwards all rows of this channel
@@ -264,12 +260,12 @@ CROSSDOCK_DEVICE void exchange_done(const Ctx& ctx, const HtDispatchArgs& args, 
     const uint32_t* states = peer_states(ctx, args.shared);
     ctx.block_sync();
     CROSSDOCK_ROLLED
-    for (int peer = first_of_team(c) + thread_idx(ctx); peer < end_of_team(c); peer += num_threads(ctx)) {
+    for (uint32_t peer = first_of_team(c) + thread_idx(ctx); peer < end_of_team(c); peer += num_threads(ctx)) {
         if (states[peer] == kDirect && !has_failed(ctx, c.scope))
             ctx.store_release_system(done_word(ctx, c, peer, c.rank), operation.epoch);
     }
     CROSSDOCK_ROLLED
-    for (int peer = first_of_team(c) + thread_idx(ctx); peer < end_of_team(c); peer += num_threads(ctx)) {
+    for (uint32_t peer = first_of_team(c) + thread_idx(ctx); peer < end_of_team(c); peer += num_threads(ctx)) {
         if (states[peer] != kDirect || !is_active(ctx, c.scope, peer)) continue;
         const uint64_t* done = done_word(ctx, c, c.rank, peer);
         wait_for(

@@ -49,11 +49,11 @@ class RowSender {
     CROSSDOCK_DEVICE RowSender(const Ctx& ctx, const Args& args, const Operation& operation)
         : args_(args),
           operation_(operation),
-          channel_(static_cast<uint32_t>(ctx.block_idx())),
+          channel_(ctx.block_idx()),
           share_(Share::of(args.common.tables.routing->num_tokens, channel_, args.common.channels)),
           claims_(are_all_direct(ctx, args.common, args.shared)),
           slots_(HtPlan::of_warp(ctx, args.shared, args.common.topk).slots),
-          flag_(args.warp_layout, args.shared, static_cast<uint32_t>(ctx.warp_idx())) {
+          flag_(args.warp_layout, args.shared, ctx.warp_idx()) {
         // A handle that uses another's memory may have fewer tokens.
         const uint32_t routed = args.common.tables.routing->num_tokens;
         end_ = routed < args.common.num_tokens ? routed : args.common.num_tokens;
@@ -63,9 +63,7 @@ class RowSender {
     // With a second stage, a row is loaded while the previous one is sent.
     CROSSDOCK_DEVICE void run(const Ctx& ctx) {
         const bool prefetches = args_.warp_layout.producer_stages > 1;
-        SendStep step{
-            claims_ ? claim_next(ctx, args_.common, operation_) : share_.first + static_cast<uint32_t>(ctx.warp_idx()),
-            0, 0};
+        SendStep step{claims_ ? claim_next(ctx, args_.common, operation_) : share_.first + ctx.warp_idx(), 0, 0};
         if (claims_) claimed_ = ask_next(ctx, args_.common, operation_);
         if (prefetches) load(ctx, step, 0);
         Target target{};
@@ -116,8 +114,7 @@ class RowSender {
     }
     CROSSDOCK_DEVICE SendStep next_step(const Ctx& ctx, const SendStep& step) const {
         if (!step.is_last(args_)) return {step.token, step.base, step.first + args_.warp_layout.chunk_bytes};
-        if (step.base + kLanes < static_cast<uint32_t>(team_size(args_.common)))
-            return {step.token, step.base + kLanes, 0};
+        if (step.base + kLanes < team_size(args_.common)) return {step.token, step.base + kLanes, 0};
         return {claims_ ? ctx.warp_broadcast(claimed_) : step.token + args_.warp_layout.producers, 0, 0};
     }
     CROSSDOCK_DEVICE void load(const Ctx& ctx, const SendStep& step, uint32_t round) const {
@@ -161,15 +158,15 @@ class RowSender {
     }
 
     // The lane's peer, of those of this team.
-    CROSSDOCK_DEVICE int peer_of(const Ctx& ctx, const SendStep& step) const {
-        return first_of_team(args_.common) + static_cast<int>(step.base) + ctx.lane();
+    CROSSDOCK_DEVICE uint32_t peer_of(const Ctx& ctx, const SendStep& step) const {
+        return first_of_team(args_.common) + step.base + ctx.lane();
     }
 
     // Waits for a free slot if one is needed.
     CROSSDOCK_DEVICE Target target_of(const Ctx& ctx, const SendStep& step) {
         const HtCommon& c = args_.common;
-        const int rank = peer_of(ctx, step);
-        const uint32_t peer = static_cast<uint32_t>(rank);
+        const uint32_t rank = peer_of(ctx, step);
+        const uint32_t peer = rank;
         Target target{};
         bool exists = false;
         uint32_t number = 0;
@@ -217,10 +214,10 @@ class RowSender {
 };
 
 // Sends the weights of a chunk of own tokens to one peer.
-CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation, int peer,
-                                   uint32_t chunk, const Share& share) {
+CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation,
+                                   uint32_t peer, uint32_t chunk, const Share& share) {
     const HtCommon& c = args.common;
-    const uint32_t mask = c.tables.sent_masks[static_cast<uint32_t>(peer) * c.tables.chunks + chunk];
+    const uint32_t mask = c.tables.sent_masks[peer * c.tables.chunks + chunk];
     const int32_t experts = static_cast<int32_t>(c.arena.experts_per_rank);
     send_weights(ctx, c, args.weight_slots, operation, peer, chunk - share.first, mask,
                  [&](uint32_t bit, float* weights) {

@@ -21,13 +21,13 @@ struct LocalChoice {
 
     // bitmap: of the token. What its source says elsewhere does not count.
     CROSSDOCK_DEVICE static LocalChoice of(const HtCommon& c, const uint64_t* bitmap, int32_t id) {
-        const uint32_t expert = static_cast<uint32_t>(id) - static_cast<uint32_t>(c.rank) * c.arena.experts_per_rank;
+        const uint32_t expert = static_cast<uint32_t>(id) - c.rank * c.arena.experts_per_rank;
         if (id < 0 || expert >= c.arena.experts_per_rank) return {false, 0, 0};
         const uint64_t own = uint64_t{1} << expert % 64;
         if ((bitmap[expert / 64] & own) == 0) return {false, 0, 0};
-        uint32_t order = static_cast<uint32_t>(number_of_ones(bitmap[expert / 64] & (own - 1)));
+        uint32_t order = number_of_ones(bitmap[expert / 64] & (own - 1));
         CROSSDOCK_ROLLED
-        for (uint32_t w = 0; w < expert / 64; ++w) order += static_cast<uint32_t>(number_of_ones(bitmap[w]));
+        for (uint32_t w = 0; w < expert / 64; ++w) order += number_of_ones(bitmap[w]);
         return {true, expert, order};
     }
     // What a dispatch has kept of a column; row: number of the token's row.
@@ -37,7 +37,7 @@ struct LocalChoice {
         CROSSDOCK_ROLLED
         for (uint32_t w = 0; order != kNoColumn && w < c.tables.words; ++w) {
             uint64_t bits = bitmap[w];
-            const uint32_t num = static_cast<uint32_t>(number_of_ones(bits));
+            const uint32_t num = number_of_ones(bits);
             if (left >= num) {
                 left -= num;
                 continue;
@@ -51,7 +51,7 @@ struct LocalChoice {
 };
 
 // As list_slots, but in the order of the token's columns. Expert-major. One lane.
-CROSSDOCK_DEVICE uint32_t list_slots_by_column(const HtCommon& c, int source, uint32_t chunk, uint32_t bit,
+CROSSDOCK_DEVICE uint32_t list_slots_by_column(const HtCommon& c, uint32_t source, uint32_t chunk, uint32_t bit,
                                                uint32_t row, uint64_t limit, uint32_t* slots) {
     const uint64_t* bitmap = bitmap_of(c, source, chunk * kChunkTokens + bit);
     uint64_t listed = 0;
@@ -110,7 +110,7 @@ CROSSDOCK_DEVICE bool weight_of_expert(const uint32_t* words, uint32_t topk, uin
 
 // One warp. Writes the words of received row `row`, and where it comes from, to their places. slots: its places, from
 // list_slots.
-CROSSDOCK_DEVICE void place_words(const Ctx& ctx, const HtElasticDispatchArgs& args, int source, uint32_t token,
+CROSSDOCK_DEVICE void place_words(const Ctx& ctx, const HtElasticDispatchArgs& args, uint32_t source, uint32_t token,
                                   uint32_t row, const std::byte* from, const uint32_t* slots, uint32_t num_slots) {
     const HtCommon& c = args.common;
     const ElasticDispatchArgs& elastic = args.elastic;
@@ -130,7 +130,7 @@ CROSSDOCK_DEVICE void place_words(const Ctx& ctx, const HtElasticDispatchArgs& a
         if (origin != nullptr) {
             int32_t* const line = origin + uint64_t{row} * (topk + 2);
             if (k == 0) {
-                line[0] = static_cast<int32_t>(static_cast<uint32_t>(source) * elastic.origin_stride + token);
+                line[0] = static_cast<int32_t>(source * elastic.origin_stride + token);
                 line[1] = static_cast<int32_t>(row);
             }
             line[2 + k] = slot;
@@ -205,11 +205,11 @@ CROSSDOCK_DEVICE void write_ends(const Ctx& ctx, const HtElasticDispatchArgs& ar
     uint32_t before = 0;  // padded rows of the experts before
     CROSSDOCK_ROLLED
     for (uint32_t base = 0; base < experts; base += kLanes) {
-        const uint32_t expert = base + static_cast<uint32_t>(ctx.lane());
+        const uint32_t expert = base + ctx.lane();
         const uint32_t count = expert < experts ? t.expert_rows[expert] : 0;
         const uint32_t padded = static_cast<uint32_t>(align_up(count, elastic.alignment));
-        const uint32_t first = before + static_cast<uint32_t>(ctx.warp_sum_before(static_cast<int>(padded)));
-        before += static_cast<uint32_t>(ctx.warp_sum(static_cast<int>(padded)));
+        const uint32_t first = before + ctx.warp_sum_before(padded);
+        before += ctx.warp_sum(padded);
         if (expert >= experts) continue;
         if (elastic.expert_counts != nullptr) elastic.expert_counts[expert] = static_cast<int32_t>(count);
         if (elastic.statistics != nullptr) {
@@ -242,7 +242,7 @@ CROSSDOCK_DEVICE void write_rest(const Ctx& ctx, const HtElasticDispatchArgs& ar
     if (elastic.out_topk_idx == nullptr) return;
     const uint64_t end = uint64_t{elastic.rows} * c.topk;
     CROSSDOCK_ROLLED
-    for (uint64_t at = uint64_t{rows_needed(c)} * c.topk + warp * kLanes + static_cast<uint32_t>(ctx.lane()); at < end;
+    for (uint64_t at = uint64_t{rows_needed(c)} * c.topk + warp * kLanes + ctx.lane(); at < end;
          at += uint64_t{warps} * kLanes) {
         if (elastic.ids_are_64_bit) {
             static_cast<int64_t*>(elastic.out_topk_idx)[at] = -1;
@@ -255,8 +255,8 @@ CROSSDOCK_DEVICE void write_rest(const Ctx& ctx, const HtElasticDispatchArgs& ar
 // ---- combine ----
 
 // Column `column` of the weights of received row `row`.
-CROSSDOCK_DEVICE uint32_t weight_to_return(const HtElasticCombineArgs& args, int source, uint32_t token, uint32_t row,
-                                           uint32_t column) {
+CROSSDOCK_DEVICE uint32_t weight_to_return(const HtElasticCombineArgs& args, uint32_t source, uint32_t token,
+                                           uint32_t row, uint32_t column) {
     const HtCommon& c = args.common;
     const LocalChoice choice = LocalChoice::kept(c, bitmap_of(c, source, token), row, column);
     if (!choice.exists) return 0;
@@ -272,8 +272,7 @@ CROSSDOCK_DEVICE void return_words(const Ctx& ctx, const HtElasticCombineArgs& a
     if (args.behind_bytes == 0) return;
     uint32_t* const words = reinterpret_cast<uint32_t*>(packet + args.row_bytes);
     for_lanes(ctx, args.common.topk, [&](uint32_t column) {
-        words[column] =
-            weight_to_return(args, static_cast<int>(row.peer), row.chunk * kChunkTokens + row.bit, row.number, column);
+        words[column] = weight_to_return(args, row.peer, row.chunk * kChunkTokens + row.bit, row.number, column);
     });
     ctx.warp_sync();
 }

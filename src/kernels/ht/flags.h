@@ -14,14 +14,13 @@ namespace {
 
 // A packet whose row has landed: whose it is, and its number.
 struct LandedPacket {
-    int target;  // the receiver (dispatch) or the source rank (combine); -1: none
+    uint32_t target;  // the receiver (dispatch) or the source rank (combine); kNoRank: none
     uint32_t number;
 
     // Inside a team, dispatch's ring to a receiver is combine's to the same rank.
     CROSSDOCK_DEVICE void raise_flag(const Ctx& ctx, const HtCommon& c, const Operation& operation,
                                      const HtSlots& slots) const {
-        LsaRing::combine_to(c, target, static_cast<uint32_t>(ctx.block_idx()))
-            .raise_flag(ctx, operation, slots, number);
+        LsaRing::combine_to(c, target, ctx.block_idx()).raise_flag(ctx, operation, slots, number);
     }
 };
 
@@ -39,15 +38,14 @@ struct HtNote {
     // Followed by a barrier of the block.
     CROSSDOCK_DEVICE static void init_all(const Ctx& ctx, const HtWarpLayout& warp_layout, const HtShared& shared) {
         CROSSDOCK_ROLLED
-        for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < warp_layout.notes();
-             i += static_cast<uint32_t>(num_threads(ctx))) {
+        for (uint32_t i = thread_idx(ctx); i < warp_layout.notes(); i += num_threads(ctx)) {
             HtNote& note = of(ctx, shared, i);
             BlockBarrier(note.written).init(1);
             BlockBarrier(note.read).init(1);
             note.round = 0;
             note.is_last = 0;
             CROSSDOCK_ROLLED
-            for (LandedPacket& packet : note.packets) packet = {-1, 0};
+            for (LandedPacket& packet : note.packets) packet = {kNoRank, 0};
         }
         RowStage::initialised();
     }
@@ -62,8 +60,8 @@ class PendingFlag {
         : shared_(shared), has_announcer_(warp_layout.announcers > 0), first_note_(sender * kNotesOfSender) {}
 
     // Behind the packet's stores. target: as of LandedPacket.
-    CROSSDOCK_DEVICE void set(int target, uint32_t number) { packet_ = {target, number}; }
-    CROSSDOCK_DEVICE bool is_set() const { return packet_.target >= 0; }
+    CROSSDOCK_DEVICE void set(uint32_t target, uint32_t number) { packet_ = {target, number}; }
+    CROSSDOCK_DEVICE bool is_set() const { return packet_.target != kNoRank; }
 
     // One warp: of all lanes.
     CROSSDOCK_DEVICE void raise_all(const Ctx& ctx, const HtCommon& c, const Operation& operation,
@@ -76,7 +74,7 @@ class PendingFlag {
         }
         HtNote& note = next_note(ctx);
         note.packets[ctx.lane()] = packet_;
-        packet_.target = -1;
+        packet_.target = kNoRank;
         ctx.warp_sync();
         if (is_leader(ctx)) BlockBarrier(note.written).arrive(ctx);
         ctx.warp_sync();
@@ -89,7 +87,7 @@ class PendingFlag {
         if (!has_announcer_) return raise_here(ctx, c, operation, slots);
         HtNote& note = next_note(ctx);
         note.packets[0] = packet_;
-        packet_.target = -1;
+        packet_.target = kNoRank;
         BlockBarrier(note.written).arrive(ctx);
     }
     // One warp, at the end: nothing more will come.
@@ -109,7 +107,7 @@ class PendingFlag {
                                      const HtSlots& slots) {
         ctx.fence_landed();
         packet_.raise_flag(ctx, c, operation, slots);
-        packet_.target = -1;
+        packet_.target = kNoRank;
     }
     // Waits until the announcer has read what was in it.
     CROSSDOCK_DEVICE HtNote& next_note(const Ctx& ctx) {
@@ -123,7 +121,7 @@ class PendingFlag {
     bool has_announcer_;
     uint32_t first_note_;
     uint32_t num_ = 0;  // of notes written
-    LandedPacket packet_{-1, 0};
+    LandedPacket packet_{kNoRank, 0};
 };
 
 // The announcer, one warp: reads notes until every sender has written its last one.
@@ -135,7 +133,7 @@ CROSSDOCK_DEVICE void announce_packets(const Ctx& ctx, const HtCommon& c, const 
         bool found = false;
         CROSSDOCK_ROLLED
         for (uint32_t base = 0; base < warp_layout.notes(); base += kLanes) {
-            const uint32_t own = base + static_cast<uint32_t>(ctx.lane());
+            const uint32_t own = base + ctx.lane();
             HtNote* const note = own < warp_layout.notes() ? &HtNote::of(ctx, shared, own) : nullptr;
             const bool is_written = note != nullptr && BlockBarrier(note->written).is_over(note->round);
             uint32_t written = ctx.warp_ballot(is_written);
@@ -146,8 +144,8 @@ CROSSDOCK_DEVICE void announce_packets(const Ctx& ctx, const HtCommon& c, const 
             for (; written != 0; written &= written - 1) {
                 HtNote& read = HtNote::of(ctx, shared, base + lowest_one(written));
                 LandedPacket& packet = read.packets[ctx.lane()];
-                if (packet.target >= 0) packet.raise_flag(ctx, c, operation, slots);
-                packet.target = -1;
+                if (packet.target != kNoRank) packet.raise_flag(ctx, c, operation, slots);
+                packet.target = kNoRank;
                 senders -= read.is_last;
             }
             ctx.warp_sync();

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kMostThreads, 1) crossdock_ht_update(const __g
 __device__ __forceinline__ void in_used_blocks(const HtCommon& common, auto run) {
     if constexpr (!kHasGinPeers) {
         const Ctx ctx(common.unused_blocks);
-        if (ctx.block_idx() >= 0) run(ctx);
+        if (ctx.is_used()) run(ctx);
     } else {
         run(Ctx{});
     }

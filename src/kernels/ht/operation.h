@@ -15,7 +15,7 @@ struct HtBlockHead {
     uint64_t start_ns;
     Terms terms;  // this rank's
     uint32_t verdict;
-    int failures;  // threads that have found the group failed
+    uint32_t failures;  // threads that have found the group failed
 };
 static_assert(sizeof(HtBlockHead) <= kGinCountersOffset);
 
@@ -53,7 +53,7 @@ CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c, Me
         const uint64_t clock = ctx.add_relaxed_device(&c.state->clock, 1);
         const uint64_t epoch = clock >> kHtTicketBits;
         const uint64_t ticket = clock & ((uint64_t{1} << kHtTicketBits) - 1);
-        if (ticket + 1 == static_cast<uint64_t>(ctx.num_blocks())) {
+        if (ticket + 1 == ctx.num_blocks()) {
             ctx.exchange_release_device(&c.state->clock, (epoch + 1) << kHtTicketBits);
         }
         head->epoch = epoch;
@@ -71,7 +71,7 @@ CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c, Me
         if (thread_idx(ctx) == 0) ctx.store_relaxed_device(&c.state->claimed[(operation.epoch + 1) % 2], 0);
         // By the last warps: the release takes about 1 us, and the first ones have more to do.
         CROSSDOCK_ROLLED
-        for (int peer = num_threads(ctx) - 1 - thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks);
+        for (uint32_t peer = num_threads(ctx) - 1 - thread_idx(ctx); peer < c.arena.num_ranks;
              peer += num_threads(ctx)) {
             if (!is_active(ctx, c.scope, peer)) continue;
             if (is_remote(c.reach, peer)) {
@@ -91,7 +91,8 @@ CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c, Me
 
 // Nothing of a peer with other terms may be used: the group fails. A rank without rows may not know what they are like,
 // which matters only if it forwards those of others.
-CROSSDOCK_DEVICE bool agrees(const Ctx& ctx, const HtCommon& c, const Operation& operation, int peer, Terms theirs) {
+CROSSDOCK_DEVICE bool agrees(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t peer,
+                             Terms theirs) {
     const Terms own = ht_block_head(ctx)->terms;
     uint64_t differ = own.word ^ theirs.word;
     if (differ == 0) return true;
@@ -105,17 +106,17 @@ CROSSDOCK_DEVICE bool agrees(const Ctx& ctx, const HtCommon& c, const Operation&
 }
 
 // How many rows a route has, whose packets pass this rank. num_tokens: of this rank's routing.
-CROSSDOCK_DEVICE uint32_t rows_of_route(const HtCommon& c, int route, uint32_t num_tokens) {
+CROSSDOCK_DEVICE uint32_t rows_of_route(const HtCommon& c, uint32_t route, uint32_t num_tokens) {
     const HtTables& t = c.tables;
-    const uint64_t at = static_cast<uint64_t>(route) * (t.chunks + 1);
-    const int team = route / team_size(c);
+    const uint64_t at = uint64_t{route} * (t.chunks + 1);
+    const uint32_t team = route / team_size(c);
     if (team == own_team(c)) return t.sent_firsts[at + num_chunks(num_tokens)];
     return t.rail_firsts[at + num_chunks(t.source_tokens[rail_peer(c, team)])];
 }
 
 // Both ends have windows. They must lie alike, and rows for which the peer has told the places must be inside, or none
 // is written or read there. window_offset: the peer's.
-CROSSDOCK_DEVICE bool may_reach_window(const Ctx& ctx, const HtCommon& c, const Operation& operation, int peer,
+CROSSDOCK_DEVICE bool may_reach_window(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t peer,
                                        uint64_t payload, uint64_t window_offset) {
     if (payload != entered_payload(c)) {
         record_peer_fault(ctx, c.scope, operation, PeerFaultKind::kDisagrees,
@@ -127,7 +128,7 @@ CROSSDOCK_DEVICE bool may_reach_window(const Ctx& ctx, const HtCommon& c, const 
     }
     uint64_t end = 0;
     CROSSDOCK_ROLLED
-    for (int route = peer - first_of_team(c); route < static_cast<int>(c.arena.num_ranks); route += team_size(c)) {
+    for (uint32_t route = peer - first_of_team(c); route < c.arena.num_ranks; route += team_size(c)) {
         const uint32_t rows = rows_of_route(c, route, c.tables.routing->num_tokens);
         const uint64_t route_end = rows == 0 ? 0 : uint64_t{c.tables.bases[route]} + rows;
         end = route_end > end ? route_end : end;
@@ -140,7 +141,7 @@ CROSSDOCK_DEVICE bool may_reach_window(const Ctx& ctx, const HtCommon& c, const 
 
 // The peer's state once it has entered this operation: then its rings and windows may be written. own_is_direct: what
 // this rank has for itself passes no ring. told: the number that came with its terms. The calling lane.
-CROSSDOCK_DEVICE uint32_t wait_entered(const Ctx& ctx, const HtCommon& c, const Operation& operation, int peer,
+CROSSDOCK_DEVICE uint32_t wait_entered(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t peer,
                                        bool own_is_direct, uint64_t& told) {
     if (!is_active(ctx, c.scope, peer)) return kAbsent;
     const uint64_t* word = entered_word(c, operation, c.rank, peer);
@@ -167,7 +168,7 @@ CROSSDOCK_DEVICE uint32_t wait_entered(const Ctx& ctx, const HtCommon& c, const 
 
 // Waits for a signal of a GIN peer. The calling lane.
 CROSSDOCK_DEVICE bool wait_gin_peer(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step,
-                                    Signal signal, int peer) {
+                                    Signal signal, uint32_t peer) {
     const uint64_t* word = signal_word(c.reach, signal, peer);
     return wait_for(
         ctx, c, operation, step, peer, operation.epoch, [&] { return ctx.load_acquire_system(word); },
@@ -181,9 +182,9 @@ template <typename Hear>
 CROSSDOCK_DEVICE bool wait_all_entered(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t* peers,
                                        bool own_is_direct, Hear hear) {
     HtBlockHead* head = ht_block_head(ctx);
-    const int num_ranks = static_cast<int>(c.arena.num_ranks);
+    const uint32_t num_ranks = c.arena.num_ranks;
     CROSSDOCK_ROLLED
-    for (int peer = thread_idx(ctx); peer < num_ranks; peer += num_threads(ctx)) {
+    for (uint32_t peer = thread_idx(ctx); peer < num_ranks; peer += num_threads(ctx)) {
         if (is_remote(c.reach, peer)) {
             const bool came =
                 !has_failed(ctx, c.scope) && wait_gin_peer(ctx, c, operation, WaitStep::kEntry, Signal::kEntered, peer);
@@ -200,7 +201,7 @@ CROSSDOCK_DEVICE bool wait_all_entered(const Ctx& ctx, const HtCommon& c, const 
     ctx.block_sync();
     if constexpr (kHasGinPeers) {
         CROSSDOCK_ROLLED
-        for (int peer = thread_idx(ctx); peer < num_ranks; peer += num_threads(ctx)) {
+        for (uint32_t peer = thread_idx(ctx); peer < num_ranks; peer += num_threads(ctx)) {
             if (is_remote(c.reach, peer) && peers[peer] != kAbsent) peers[peer] = peers[agent_of(c, peer)];
         }
         ctx.block_sync();
@@ -220,7 +221,7 @@ CROSSDOCK_DEVICE uint32_t claim_next(const Ctx& ctx, const HtCommon& c, const Op
 // has failed.
 CROSSDOCK_DEVICE bool meet_blocks(const Ctx& ctx, const HtCommon& c, const Operation& operation) {
     HtBlockHead* head = ht_block_head(ctx);
-    const uint32_t blocks = static_cast<uint32_t>(ctx.num_blocks());
+    const uint32_t blocks = ctx.num_blocks();
     ctx.block_sync();
     if (thread_idx(ctx) == 0) {
         uint32_t* arrived = &c.state->arrived[0];
@@ -241,7 +242,7 @@ CROSSDOCK_DEVICE bool is_last_at(const Ctx& ctx, uint32_t* counter) {
     HtBlockHead* head = ht_block_head(ctx);
     ctx.block_sync();
     if (thread_idx(ctx) == 0) {
-        const bool is_last = ctx.add_acq_rel_device(counter, 1) + 1 == static_cast<uint32_t>(ctx.num_blocks());
+        const bool is_last = ctx.add_acq_rel_device(counter, 1) + 1 == ctx.num_blocks();
         if (is_last) ctx.store_relaxed_device(counter, 0);
         head->verdict = is_last ? 1 : 0;
     }
@@ -258,13 +259,9 @@ CROSSDOCK_DEVICE bool is_last_block(const Ctx& ctx, const HtCommon& c) {
 
 // ---- who goes where ----
 
-CROSSDOCK_DEVICE uint32_t ones_below(uint32_t mask, uint32_t bit) {
-    return static_cast<uint32_t>(number_of_ones(mask & ((1u << bit) - 1)));
-}
+CROSSDOCK_DEVICE uint32_t ones_below(uint32_t mask, uint32_t bit) { return number_of_ones(mask & ((1u << bit) - 1)); }
 
-CROSSDOCK_DEVICE uint32_t lowest_one(uint64_t bits) {
-    return static_cast<uint32_t>(number_of_ones((bits & (~bits + 1)) - 1));
-}
+CROSSDOCK_DEVICE uint32_t lowest_one(uint64_t bits) { return number_of_ones((bits & (~bits + 1)) - 1); }
 
 // A channel's share of a source's tokens, for rows, or of its chunks, for weights: [first, end).
 struct Share {
@@ -280,10 +277,10 @@ struct Share {
     CROSSDOCK_DEVICE uint32_t size() const { return end - first; }
 };
 
-CROSSDOCK_DEVICE Share token_share(const HtCommon& c, int source, uint32_t channel) {
+CROSSDOCK_DEVICE Share token_share(const HtCommon& c, uint32_t source, uint32_t channel) {
     return Share::of(c.tables.source_tokens[source], channel, c.channels);
 }
-CROSSDOCK_DEVICE Share chunk_share(const HtCommon& c, int source, uint32_t channel) {
+CROSSDOCK_DEVICE Share chunk_share(const HtCommon& c, uint32_t source, uint32_t channel) {
     return Share::of(num_chunks(c.tables.source_tokens[source]), channel, c.channels);
 }
 
@@ -292,7 +289,7 @@ template <typename ShareOf>
 CROSSDOCK_DEVICE uint32_t largest_share(const HtCommon& c, uint32_t channel, ShareOf share_of) {
     uint32_t most = 0;
     CROSSDOCK_ROLLED
-    for (int source = 0; source < static_cast<int>(c.arena.num_ranks); ++source) {
+    for (uint32_t source = 0; source < c.arena.num_ranks; ++source) {
         const uint32_t size = share_of(c, source, channel).size();
         most = size > most ? size : most;
     }
@@ -322,21 +319,20 @@ struct SentRow {
 };
 
 // Of an own token to a peer.
-CROSSDOCK_DEVICE SentRow sent_row(const HtCommon& c, int peer, uint32_t token, const Share& share) {
+CROSSDOCK_DEVICE SentRow sent_row(const HtCommon& c, uint32_t peer, uint32_t token, const Share& share) {
     const HtTables& t = c.tables;
-    return SentRow::of(t.sent_masks + static_cast<uint32_t>(peer) * t.chunks,
-                       t.sent_firsts + static_cast<uint32_t>(peer) * (t.chunks + 1), token, share);
+    return SentRow::of(t.sent_masks + peer * t.chunks, t.sent_firsts + peer * (t.chunks + 1), token, share);
 }
 
 // Of a token of another team, whose source rank's agent this rank is, to a rank of this team.
-CROSSDOCK_DEVICE SentRow rail_row(const HtCommon& c, int route, uint32_t token, const Share& share) {
+CROSSDOCK_DEVICE SentRow rail_row(const HtCommon& c, uint32_t route, uint32_t token, const Share& share) {
     const HtTables& t = c.tables;
-    const uint32_t at = static_cast<uint32_t>(route);
+    const uint32_t at = route;
     return SentRow::of(t.rail_masks + at * t.chunks, t.rail_firsts + at * (t.chunks + 1), token, share);
 }
 
 // Of a token between its source rank and an agent in another team.
-CROSSDOCK_DEVICE SentRow crossing_row(const HtCommon& c, Crossing direction, int team, uint32_t token,
+CROSSDOCK_DEVICE SentRow crossing_row(const HtCommon& c, Crossing direction, uint32_t team, uint32_t token,
                                       const Share& share) {
     return SentRow::of(crossing_masks(c, direction, team), crossing_firsts(c, direction, team), token, share);
 }
@@ -349,20 +345,20 @@ struct ReceivedRow {
 };
 
 // share: of the source's tokens.
-CROSSDOCK_DEVICE ReceivedRow received_row(const HtCommon& c, int source, uint32_t token, const Share& share) {
+CROSSDOCK_DEVICE ReceivedRow received_row(const HtCommon& c, uint32_t source, uint32_t token, const Share& share) {
     const HtTables& t = c.tables;
-    const uint32_t* masks = t.masks + static_cast<uint32_t>(source) * t.chunks;
+    const uint32_t* masks = t.masks + source * t.chunks;
     if ((masks[token / kChunkTokens] >> token % kChunkTokens & 1) == 0) return {false, 0, 0};
-    const uint32_t* firsts = t.firsts + static_cast<uint32_t>(source) * t.chunks;
+    const uint32_t* firsts = t.firsts + source * t.chunks;
     const uint32_t number = marked_before(masks, firsts, token);
     return {true, number, number - marked_before(masks, firsts, share.first)};
 }
 
 // How many rows come of a share of a source's tokens.
-CROSSDOCK_DEVICE uint32_t num_received(const HtCommon& c, int source, const Share& share) {
+CROSSDOCK_DEVICE uint32_t num_received(const HtCommon& c, uint32_t source, const Share& share) {
     if (share.size() == 0) return 0;
-    const uint32_t* masks = c.tables.masks + static_cast<uint32_t>(source) * c.tables.chunks;
-    const uint32_t* firsts = c.tables.firsts + static_cast<uint32_t>(source) * c.tables.chunks;
+    const uint32_t* masks = c.tables.masks + source * c.tables.chunks;
+    const uint32_t* firsts = c.tables.firsts + source * c.tables.chunks;
     const uint32_t last = share.end - 1;
     const uint32_t is_marked = masks[last / kChunkTokens] >> last % kChunkTokens & 1;
     return marked_before(masks, firsts, last) + is_marked - marked_before(masks, firsts, share.first);
@@ -374,16 +370,14 @@ CROSSDOCK_DEVICE bool travels(const HtCommon& c, uint32_t row_number) {
     return c.expert_major || row_number < c.budget;
 }
 
-CROSSDOCK_DEVICE const uint64_t* bitmap_of(const HtCommon& c, int source, uint32_t token) {
-    return c.tables.bitmaps +
-           (static_cast<uint64_t>(source) * c.arena.max_tokens + token) * static_cast<uint64_t>(c.tables.words);
+CROSSDOCK_DEVICE const uint64_t* bitmap_of(const HtCommon& c, uint32_t source, uint32_t token) {
+    return c.tables.bitmaps + (uint64_t{source} * c.arena.max_tokens + token) * static_cast<uint64_t>(c.tables.words);
 }
 
 // Expert-major: the slot of a row at a local expert that its token has.
-CROSSDOCK_DEVICE uint32_t slot_of(const HtCommon& c, uint32_t expert, int source, uint32_t chunk, uint32_t bit) {
+CROSSDOCK_DEVICE uint32_t slot_of(const HtCommon& c, uint32_t expert, uint32_t source, uint32_t chunk, uint32_t bit) {
     const HtTables& t = c.tables;
-    const uint64_t at =
-        (uint64_t{1} + expert) * c.arena.num_ranks * t.chunks + static_cast<uint32_t>(source) * t.chunks + chunk;
+    const uint64_t at = (uint64_t{1} + expert) * c.arena.num_ranks * t.chunks + source * t.chunks + chunk;
     return t.zones[expert] + t.firsts[at] + ones_below(t.masks[at], bit);
 }
 
@@ -424,7 +418,7 @@ struct HtPlan {
         memory.take(batch_slots, planned_rows(topk) * topk);
     }
     CROSSDOCK_DEVICE static HtPlan of_warp(const Ctx& ctx, const HtShared& shared, uint32_t topk) {
-        return of_warp(ctx, shared, topk, static_cast<uint32_t>(ctx.warp_idx()));
+        return of_warp(ctx, shared, topk, ctx.warp_idx());
     }
     CROSSDOCK_DEVICE static HtPlan of_warp(const Ctx& ctx, const HtShared& shared, uint32_t topk, uint32_t warp) {
         return view_of<HtPlan>(shared.plans.in(ctx.shared_memory()) + shared.plan_bytes * warp, topk);
@@ -433,7 +427,7 @@ struct HtPlan {
 
 // A received row's places among `limit` rows of a tensor: a flat row's own, expert-major one for each expert, in
 // ascending order of experts. Returns how many. One lane.
-CROSSDOCK_DEVICE uint32_t list_slots(const HtCommon& c, int source, uint32_t chunk, uint32_t bit, uint32_t row,
+CROSSDOCK_DEVICE uint32_t list_slots(const HtCommon& c, uint32_t source, uint32_t chunk, uint32_t bit, uint32_t row,
                                      uint64_t limit, uint32_t* slots) {
     if (!c.expert_major) {
         slots[0] = row;
@@ -462,7 +456,7 @@ CROSSDOCK_DEVICE uint32_t* peer_states(const Ctx& ctx, const HtShared& shared) {
 CROSSDOCK_DEVICE bool are_all_direct(const Ctx& ctx, const HtCommon& c, const HtShared& shared) {
     bool are = true;
     CROSSDOCK_ROLLED
-    for (uint32_t peer = static_cast<uint32_t>(ctx.lane()); peer < c.arena.num_ranks; peer += kLanes)
+    for (uint32_t peer = ctx.lane(); peer < c.arena.num_ranks; peer += kLanes)
         are = are && peer_states(ctx, shared)[peer] != kEntered;
     return ctx.warp_all(are);
 }
@@ -470,7 +464,7 @@ CROSSDOCK_DEVICE bool are_all_direct(const Ctx& ctx, const HtCommon& c, const Ht
 // The warp's stage number i.
 CROSSDOCK_DEVICE RowStage stage_of_warp(const Ctx& ctx, const HtWarpLayout& warp_layout, const HtShared& shared,
                                         uint32_t i) {
-    const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
+    const uint32_t warp = ctx.warp_idx();
     const uint32_t before = warp < warp_layout.producers
                                 ? warp * warp_layout.producer_stages
                                 : warp_layout.producers * warp_layout.producer_stages +
@@ -480,7 +474,7 @@ CROSSDOCK_DEVICE RowStage stage_of_warp(const Ctx& ctx, const HtWarpLayout& warp
 
 // Followed by a barrier of the block.
 CROSSDOCK_DEVICE void init_stages(const Ctx& ctx, const HtWarpLayout& warp_layout, const HtShared& shared) {
-    const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
+    const uint32_t warp = ctx.warp_idx();
     const uint32_t stages = warp < warp_layout.producers                           ? warp_layout.producer_stages
                             : warp < warp_layout.producers + warp_layout.consumers ? warp_layout.consumer_stages
                                                                                    : 0;

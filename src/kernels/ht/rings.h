@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // High throughput: rings, through which packets of rows or weights go. Packet p goes into slot p modulo the number of
 // slots. Both kinds of rings, inside an LSA team and between teams, have the same verbs. docs/protocol.md, Rings.
+//
+// Rings keep ranks as int: unsigned ones would cost combine registers.
 #pragma once
 
 #include "kernels/ht/teams.h"
@@ -12,28 +14,27 @@ namespace {
 
 // A ring from a sender to a receiver, one of which is this rank. Packets and flags lie in the receiver's memory,
 // credits in the sender's. Both number their rings by whom they are for: dispatch's rings and combine's credits by the
-// rows' source, dispatch's credits and combine's rings by routes. In one team these are the peers' ranks. (Ranks that
-// are unsigned would cost combine registers.)
+// rows' source, dispatch's credits and combine's rings by routes. In one team these are the peers' ranks.
 class LsaRing {
   public:
     // Dispatch: for rows of `source`, whose agent the sender is.
-    static CROSSDOCK_DEVICE LsaRing dispatch_to(const HtCommon& c, int source, int peer, uint32_t channel) {
+    static CROSSDOCK_DEVICE LsaRing dispatch_to(const HtCommon& c, uint32_t source, uint32_t peer, uint32_t channel) {
         return LsaRing(c, c.offsets.rows, c.rank, peer, source, route_of(c, source, peer), channel);
     }
-    static CROSSDOCK_DEVICE LsaRing dispatch_from(const HtCommon& c, int source, uint32_t channel) {
+    static CROSSDOCK_DEVICE LsaRing dispatch_from(const HtCommon& c, uint32_t source, uint32_t channel) {
         return LsaRing(c, c.offsets.rows, agent_of(c, source), c.rank, source, route_of(c, source, c.rank), channel);
     }
     // Combine: for rows that return to `source`, whose agent the receiver is.
-    static CROSSDOCK_DEVICE LsaRing combine_to(const HtCommon& c, int source, uint32_t channel) {
+    static CROSSDOCK_DEVICE LsaRing combine_to(const HtCommon& c, uint32_t source, uint32_t channel) {
         return LsaRing(c, c.offsets.rows, c.rank, agent_of(c, source), route_of(c, source, c.rank), source, channel);
     }
-    static CROSSDOCK_DEVICE LsaRing combine_from(const HtCommon& c, int source, int peer, uint32_t channel) {
+    static CROSSDOCK_DEVICE LsaRing combine_from(const HtCommon& c, uint32_t source, uint32_t peer, uint32_t channel) {
         return LsaRing(c, c.offsets.rows, peer, c.rank, route_of(c, source, peer), source, channel);
     }
-    static CROSSDOCK_DEVICE LsaRing weights_to(const HtCommon& c, int peer, uint32_t channel) {
+    static CROSSDOCK_DEVICE LsaRing weights_to(const HtCommon& c, uint32_t peer, uint32_t channel) {
         return LsaRing(c, c.offsets.weights, c.rank, peer, c.rank, peer, channel);
     }
-    static CROSSDOCK_DEVICE LsaRing weights_from(const HtCommon& c, int peer, uint32_t channel) {
+    static CROSSDOCK_DEVICE LsaRing weights_from(const HtCommon& c, uint32_t peer, uint32_t channel) {
         return LsaRing(c, c.offsets.weights, peer, c.rank, peer, c.rank, channel);
     }
 
@@ -57,7 +58,7 @@ class LsaRing {
                                  : wait_ring_word(ctx, c_, operation, WaitStep::kCredit, receiver_,
                                                   credit_word(slots, number), number - slots.num);
         if (is_free)
-            ctx.note_slot_written(c_.rank, receiver_, c_.peers.at(receiver_, 0), static_cast<int>(rings_.kind),
+            ctx.note_slot_written(c_.rank, receiver_, c_.peers.at(receiver_, 0), rings_.kind,
                                   ring_ * kMaxRingSlots + number % slots.num, pack_word(operation.epoch, number));
         return is_free;
     }
@@ -81,8 +82,8 @@ class LsaRing {
     // barrier of the lanes that read.
     CROSSDOCK_DEVICE void give_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                       uint32_t number) const {
-        ctx.note_slot_read(c_.rank, c_.peers.at(c_.rank, 0), static_cast<int>(rings_.kind),
-                           ring_ * kMaxRingSlots + number % slots.num, pack_word(operation.epoch, number));
+        ctx.note_slot_read(c_.rank, c_.peers.at(c_.rank, 0), rings_.kind, ring_ * kMaxRingSlots + number % slots.num,
+                           pack_word(operation.epoch, number));
         ctx.store_entered_system(credit_word(slots, number), pack_word(operation.epoch, number));
     }
 
@@ -133,19 +134,18 @@ class GinRing {
           packets_there_(rings.packets.offset + bytes_of(rings, ring_there, channel)),
           rings_(rings) {}
 
-    static CROSSDOCK_DEVICE GinRing of_rows(const HtCommon& c, int team, uint32_t channel) {
+    static CROSSDOCK_DEVICE GinRing of_rows(const HtCommon& c, uint32_t team, uint32_t channel) {
         return GinRing(c, c.outbox.rows, rail_peer(c, team), team, own_team(c), channel, 0);
     }
-    static CROSSDOCK_DEVICE GinRing of_weights(const HtCommon& c, int peer, uint32_t channel) {
+    static CROSSDOCK_DEVICE GinRing of_weights(const HtCommon& c, uint32_t peer, uint32_t channel) {
         return GinRing(c, c.outbox.weights, peer, peer, c.rank, channel, 2 * num_teams(c));
     }
     // Followed by a block barrier.
     static CROSSDOCK_DEVICE void init_counters(const Ctx& ctx, const HtCommon& c) {
         if constexpr (!kHasGinPeers) return;
-        const uint32_t num = num_gin_counters(c.arena.num_ranks, static_cast<uint32_t>(num_teams(c)));
+        const uint32_t num = num_gin_counters(c.arena.num_ranks, num_teams(c));
         CROSSDOCK_ROLLED
-        for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < num; i += static_cast<uint32_t>(num_threads(ctx)))
-            counters(ctx)[i] = 0;
+        for (uint32_t i = thread_idx(ctx); i < num; i += num_threads(ctx)) counters(ctx)[i] = 0;
     }
 
     // The memory of packet `number` to put, and of a packet that has arrived.
@@ -183,18 +183,18 @@ class GinRing {
     // One lane, after a barrier of the lanes that have read the packet.
     CROSSDOCK_DEVICE_RARE void give_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                            uint32_t number) const {
-        const int size = static_cast<int>(batch_size(slots));
+        const uint32_t size = batch_size(slots);
         const uint32_t batch = number / batch_size(slots);
-        int* const taken = counters(ctx) + counters_ + batch % 2;
+        uint32_t* const taken = counters(ctx) + counters_ + batch % 2;
         if (ctx.add_acq_rel_shared(taken, 1) + 1 < size) return;
-        ctx.add_shared(taken, -size);
+        ctx.add_shared(taken, 0 - size);
         raise_word(ctx, c_.reach, peer_,
                    raise_of(rings_.credits, rings_.raised_credits, batch % 2, pack_word(operation.epoch, batch)));
     }
 
   private:
-    static CROSSDOCK_DEVICE int* counters(const Ctx& ctx) {
-        return reinterpret_cast<int*>(ctx.shared_memory() + kGinCountersOffset);
+    static CROSSDOCK_DEVICE uint32_t* counters(const Ctx& ctx) {
+        return reinterpret_cast<uint32_t*>(ctx.shared_memory() + kGinCountersOffset);
     }
     static CROSSDOCK_DEVICE uint32_t batch_size(const HtSlots& slots) { return slots.num / 2; }
     static CROSSDOCK_DEVICE uint32_t slot_of(const HtSlots& slots, uint32_t number) { return number % slots.num; }

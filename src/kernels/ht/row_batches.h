@@ -27,7 +27,7 @@ class RowBatches {
           states_(peer_states(ctx, shared)),
           plan_(HtPlan::of_warp(ctx, shared, c.topk)),
           sequence_(sequence),
-          channel_(static_cast<uint32_t>(ctx.block_idx())),
+          channel_(ctx.block_idx()),
           end_(largest_share(c, channel_, token_share)) {}
 
     // The next row, or null. Valid until next is called, and longer as long as peek returns a row.
@@ -54,13 +54,13 @@ class RowBatches {
         CROSSDOCK_ROLLED
         while (num == 0 && sequence_.first + entry_ / num_ranks * sequence_.stride < end_) {
             ctx.warp_sync();
-            const uint32_t lane = static_cast<uint32_t>(ctx.lane());
+            const uint32_t lane = ctx.lane();
             PlannedRow row{};
             bool exists = false;
             const uint32_t at = sequence_.first + (entry_ + lane) / num_ranks * sequence_.stride;
             if (lane < most && at < end_) exists = find(at, (entry_ + lane) % num_ranks, row);
-            const uint32_t index = static_cast<uint32_t>(ctx.warp_count_before(exists));
-            num = static_cast<uint32_t>(ctx.warp_count(exists));
+            const uint32_t index = ctx.warp_count_before(exists);
+            num = ctx.warp_count(exists);
             if (exists) {
                 row.num_slots = list(row, plan.batch_slots + index * c_.topk);
                 plan.batch[index] = row;
@@ -73,15 +73,15 @@ class RowBatches {
 
   private:
     CROSSDOCK_DEVICE uint32_t list(const PlannedRow& row, uint32_t* slots) const {
-        const int source = static_cast<int>(row.peer);
+        const uint32_t source = row.peer;
         if constexpr (by_column)
             return list_slots_by_column(c_, source, row.chunk, row.bit, row.number, sequence_.limit, slots);
         return list_slots(c_, source, row.chunk, row.bit, row.number, sequence_.limit, slots);
     }
     CROSSDOCK_DEVICE bool find(uint32_t at, uint32_t n, PlannedRow& planned) const {
         const uint32_t num_ranks = c_.arena.num_ranks;
-        planned.peer = (static_cast<uint32_t>(c_.rank) + (sequence_.descends ? num_ranks - n : n)) % num_ranks;
-        const int peer = static_cast<int>(planned.peer);
+        planned.peer = (c_.rank + (sequence_.descends ? num_ranks - n : n)) % num_ranks;
+        const uint32_t peer = planned.peer;
         const uint32_t state = states_[planned.peer];
         if (state == kDirect || (state == kAbsent && !sequence_.with_absent)) return false;
         const Share share = token_share(c_, peer, channel_);

@@ -88,7 +88,7 @@ class SumPipeline {
         }
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; thread_idx(ctx) == 0 && i < 2; ++i) {
-            BlockBarrier(plan_head(ctx, args, i).planned).init(uint32_t{kLanes});
+            BlockBarrier(plan_head(ctx, args, i).planned).init(kLanes);
             BlockBarrier(plan_head(ctx, args, i).used).init(1);
         }
         RowStage::initialised();
@@ -138,7 +138,7 @@ class SumPipeline {
     // This rank's tokens that this block sums. A handle that uses another's memory may have fewer.
     CROSSDOCK_DEVICE static Share own_tokens(const Ctx& ctx, const HtCombineArgs& args) {
         const HtCommon& c = args.common;
-        Share own = token_share(c, c.rank, static_cast<uint32_t>(ctx.block_idx()));
+        Share own = token_share(c, c.rank, ctx.block_idx());
         if (own.end > c.num_tokens) own.end = c.num_tokens > own.first ? c.num_tokens : own.first;
         return own;
     }
@@ -150,14 +150,14 @@ class SumPipeline {
         const uint32_t first = own_.first + n * most;
         const uint32_t left = first < own_.end ? own_.end - first : 0;
         const uint32_t num = left < most ? left : most;
-        const uint32_t lane = static_cast<uint32_t>(ctx.lane());
+        const uint32_t lane = ctx.lane();
         if (lane >= num) return num;
-        const Share share = token_share(c, c.rank, static_cast<uint32_t>(ctx.block_idx()));
+        const Share share = token_share(c, c.rank, ctx.block_idx());
         PlannedRow row{};
         row.number = first + lane;
         const std::byte** const summands = summands_of_plan(ctx, n) + lane * c.topk;
         CROSSDOCK_ROLLED
-        for (int peer = first_of_team(c); peer < end_of_team(c); ++peer) {
+        for (uint32_t peer = first_of_team(c); peer < end_of_team(c); ++peer) {
             const std::byte* summand = nullptr;
             if (peer_states(ctx, args_.shared)[peer] != kAbsent)
                 find_lsa_row(ctx, args_, operation_, c.rank, peer, sent_row(c, peer, row.number, share), summand);
@@ -174,7 +174,7 @@ class SumPipeline {
         const uint32_t num = rows.look_up(ctx, to);
         const std::byte** const summands = summands_of_plan(ctx, n);
         CROSSDOCK_ROLLED
-        for (uint32_t at = static_cast<uint32_t>(ctx.lane()); at < num * topk; at += kLanes) {
+        for (uint32_t at = ctx.lane(); at < num * topk; at += kLanes) {
             if (at % topk < to.batch[at / topk].num_slots)
                 summands[at] = args_.tokens + uint64_t{to.batch_slots[at]} * args_.row_bytes;
         }
@@ -225,7 +225,7 @@ class SumPipeline {
         const uint32_t num = row.num_slots;
         const uint32_t first = i * args_.warp_layout.chunk_bytes;
         const uint32_t bytes = part_bytes(i);
-        const uint32_t lane = static_cast<uint32_t>(ctx.lane());
+        const uint32_t lane = ctx.lane();
         uint32_t done = 0;
         do {
             const uint32_t left = num > 0 ? num - done : 1;  // a sum of nothing takes a stage, too

@@ -16,31 +16,33 @@ namespace {
 // ---- agents ----
 
 // The ranks of this team: [first, end).
-CROSSDOCK_DEVICE int first_of_team(const HtCommon& c) {
+CROSSDOCK_DEVICE uint32_t first_of_team(const HtCommon& c) {
     if constexpr (!kHasGinPeers) return 0;
     return c.reach.first_of_team;
 }
-CROSSDOCK_DEVICE int end_of_team(const HtCommon& c) {
-    if constexpr (!kHasGinPeers) return static_cast<int>(c.arena.num_ranks);
+CROSSDOCK_DEVICE uint32_t end_of_team(const HtCommon& c) {
+    if constexpr (!kHasGinPeers) return c.arena.num_ranks;
     return c.reach.end_of_team;
 }
-CROSSDOCK_DEVICE int team_size(const HtCommon& c) { return end_of_team(c) - first_of_team(c); }
-CROSSDOCK_DEVICE int num_teams(const HtCommon& c) {
+CROSSDOCK_DEVICE uint32_t team_size(const HtCommon& c) { return end_of_team(c) - first_of_team(c); }
+CROSSDOCK_DEVICE uint32_t num_teams(const HtCommon& c) {
     if constexpr (!kHasGinPeers) return 1;
-    return static_cast<int>(c.arena.num_ranks) / team_size(c);
+    return c.arena.num_ranks / team_size(c);
 }
-CROSSDOCK_DEVICE int own_team(const HtCommon& c) { return first_of_team(c) / team_size(c); }
+CROSSDOCK_DEVICE uint32_t own_team(const HtCommon& c) { return first_of_team(c) / team_size(c); }
 
-CROSSDOCK_DEVICE int agent_of(const HtCommon& c, int source) {
+CROSSDOCK_DEVICE uint32_t agent_of(const HtCommon& c, uint32_t source) {
     if constexpr (!kHasGinPeers) return source;
     return first_of_team(c) + source % team_size(c);
 }
-CROSSDOCK_DEVICE int route_of(const HtCommon& c, int source, int lsa_peer) {
+CROSSDOCK_DEVICE uint32_t route_of(const HtCommon& c, uint32_t source, uint32_t lsa_peer) {
     if constexpr (!kHasGinPeers) return lsa_peer;
     return source / team_size(c) * team_size(c) + lsa_peer - first_of_team(c);
 }
 // The source rank in a team for which this rank is the agent.
-CROSSDOCK_DEVICE int rail_peer(const HtCommon& c, int team) { return team * team_size(c) + c.rank - first_of_team(c); }
+CROSSDOCK_DEVICE uint32_t rail_peer(const HtCommon& c, uint32_t team) {
+    return team * team_size(c) + c.rank - first_of_team(c);
+}
 
 // Data that this rank puts, or that was put to it, at an offset of its own arena.
 template <typename T>
@@ -55,13 +57,11 @@ enum class Crossing : uint32_t {
     kIn    // tokens of another team's rail peer, to this team
 };
 
-CROSSDOCK_DEVICE uint32_t* crossing_masks(const HtCommon& c, Crossing direction, int team) {
-    return c.tables.crossing_masks +
-           static_cast<uint32_t>(static_cast<int>(direction) * num_teams(c) + team) * c.tables.chunks;
+CROSSDOCK_DEVICE uint32_t* crossing_masks(const HtCommon& c, Crossing direction, uint32_t team) {
+    return c.tables.crossing_masks + (static_cast<uint32_t>(direction) * num_teams(c) + team) * c.tables.chunks;
 }
-CROSSDOCK_DEVICE uint32_t* crossing_firsts(const HtCommon& c, Crossing direction, int team) {
-    return c.tables.crossing_firsts +
-           static_cast<uint32_t>(static_cast<int>(direction) * num_teams(c) + team) * (c.tables.chunks + 1);
+CROSSDOCK_DEVICE uint32_t* crossing_firsts(const HtCommon& c, Crossing direction, uint32_t team) {
+    return c.tables.crossing_firsts + (static_cast<uint32_t>(direction) * num_teams(c) + team) * (c.tables.chunks + 1);
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ CROSSDOCK_DEVICE void keep_choices(const Ctx& ctx, const HtUpdateArgs& args, uin
     const uint32_t num = c.num_tokens - first < kChunkTokens ? c.num_tokens - first : kChunkTokens;
     const uint64_t at = uint64_t{first} * c.topk;
     CROSSDOCK_ROLLED
-    for (uint32_t base = static_cast<uint32_t>(ctx.lane()); base < num * c.topk; base += kLanes * Choices::kMost) {
+    for (uint32_t base = ctx.lane(); base < num * c.topk; base += kLanes * Choices::kMost) {
         int64_t ids[Choices::kMost];
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < Choices::kMost; ++i) {
@@ -56,11 +56,9 @@ CROSSDOCK_DEVICE void keep_choices(const Ctx& ctx, const HtUpdateArgs& args, uin
 }
 
 // On GPUs a lane has one token of a chunk, of which few choices stay in registers.
-CROSSDOCK_DEVICE bool are_choices_held(const HtCommon& c) {
-    return kLanes >= static_cast<int>(kChunkTokens) && c.topk <= Choices::kMost;
-}
+CROSSDOCK_DEVICE bool are_choices_held(const HtCommon& c) { return kLanes >= kChunkTokens && c.topk <= Choices::kMost; }
 CROSSDOCK_DEVICE Choices held_choices(const Ctx& ctx, const HtCommon& c, uint32_t chunk) {
-    const uint32_t token = chunk * kChunkTokens + static_cast<uint32_t>(ctx.lane());
+    const uint32_t token = chunk * kChunkTokens + ctx.lane();
     return are_choices_held(c) && token < c.num_tokens ? Choices::of(c, token, 0) : Choices{};
 }
 
@@ -86,12 +84,12 @@ CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtCommon& c, const Op
     const bool are_held = are_choices_held(c);
     CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < c.arena.num_ranks; ++i) {
-        const uint32_t peer = (static_cast<uint32_t>(c.rank) + i) % c.arena.num_ranks;
+        const uint32_t peer = (c.rank + i) % c.arena.num_ranks;
         uint32_t mask = 0;
-        const bool is_told = is_active(ctx, c.scope, static_cast<int>(peer));
+        const bool is_told = is_active(ctx, c.scope, peer);
         CROSSDOCK_ROLLED
-        for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); is_told && bit < num; bit += kLanes) {
-            TaggedWord* words = outgoing_bitmap_words(c, operation, static_cast<int>(peer), first + bit);
+        for (uint32_t bit = ctx.lane(); is_told && bit < num; bit += kLanes) {
+            TaggedWord* words = outgoing_bitmap_words(c, operation, peer, first + bit);
             CROSSDOCK_ROLLED
             for (uint32_t w = 0; w < t.words; ++w) {
                 const int32_t here = experts - static_cast<int32_t>(64 * w);
@@ -111,7 +109,7 @@ CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtCommon& c, const Op
         if (is_leader(ctx)) {
             t.sent_masks[peer * t.chunks + chunk] = mask;
             if constexpr (kHasGinPeers) {
-                if (is_remote(c.reach, static_cast<int>(peer)))
+                if (is_remote(c.reach, peer))
                     c.outbox.sent_masks.in(c.reach.network.local)[peer * t.chunks + chunk] = mask;
             }
         }
@@ -121,7 +119,7 @@ CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtCommon& c, const Op
 // ---- receive ----
 
 // Returns a source's number of tokens, or 0 if what it told is out of range. One lane.
-CROSSDOCK_DEVICE uint32_t expect_tokens(const Ctx& ctx, const HtCommon& c, const Operation& operation, int source,
+CROSSDOCK_DEVICE uint32_t expect_tokens(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t source,
                                         uint64_t told) {
     if (source == c.rank) return c.num_tokens;
     if (told <= c.arena.max_tokens) return static_cast<uint32_t>(told);
@@ -131,7 +129,7 @@ CROSSDOCK_DEVICE uint32_t expect_tokens(const Ctx& ctx, const HtCommon& c, const
 
 // Waits for the next kMost of a token's `words` bitmap words from `from` on; zeros if the source is lost. One lane.
 template <uint32_t kMost>
-CROSSDOCK_DEVICE void wait_bitmap(const Ctx& ctx, const HtCommon& c, const Operation& operation, int source,
+CROSSDOCK_DEVICE void wait_bitmap(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t source,
                                   const TaggedWord* from, uint32_t words, uint64_t (&bitmap)[kMost]) {
     const bool came = wait_for(
         ctx, c, operation, WaitStep::kRouting, source, operation.epoch,
@@ -156,23 +154,23 @@ CROSSDOCK_DEVICE void wait_bitmap(const Ctx& ctx, const HtCommon& c, const Opera
 
 // A chunk of a source's tokens: keeps their bitmaps, and for each local expert which of the tokens come. What is kept
 // is what was judged: the words are looked at once. One warp.
-CROSSDOCK_DEVICE void receive_chunk(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation, int source,
-                                    uint32_t chunk, uint32_t tokens) {
+CROSSDOCK_DEVICE void receive_chunk(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,
+                                    uint32_t source, uint32_t chunk, uint32_t tokens) {
     constexpr uint32_t kWordsAtOnce = kLanes > 1 ? 4 : 1;  // on their way together
     const HtCommon& c = args.common;
     const HtTables& t = c.tables;
     const uint32_t first = chunk * kChunkTokens;
     const uint32_t num = tokens - first < kChunkTokens ? tokens - first : kChunkTokens;
-    const uint64_t entry = static_cast<uint32_t>(source) * t.chunks + chunk;
+    const uint64_t entry = source * t.chunks + chunk;
     const uint64_t column = uint64_t{c.arena.num_ranks} * t.chunks;
-    uint64_t* bitmaps = t.bitmaps + (static_cast<uint64_t>(source) * c.arena.max_tokens + first) * t.words;
+    uint64_t* bitmaps = t.bitmaps + (uint64_t{source} * c.arena.max_tokens + first) * t.words;
     // On GPUs a lane has one token, and what it keeps of few experts stays in registers.
-    const bool is_held = kLanes >= static_cast<int>(kChunkTokens) && t.words <= kWordsAtOnce;
+    const bool is_held = kLanes >= kChunkTokens && t.words <= kWordsAtOnce;
     uint64_t held[kWordsAtOnce] = {};
     const uint64_t experts_of_last = ~uint64_t{0} >> (64 * t.words - c.arena.experts_per_rank);
     uint32_t rows = 0;
     CROSSDOCK_ROLLED
-    for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < num; bit += kLanes) {
+    for (uint32_t bit = ctx.lane(); bit < num; bit += kLanes) {
         uint32_t choices = 0;
         uint64_t invalid = 0;  // bits above the last expert
         CROSSDOCK_ROLLED
@@ -183,7 +181,7 @@ CROSSDOCK_DEVICE void receive_chunk(const Ctx& ctx, const HtUpdateArgs& args, co
             for (uint32_t i = 0; i < kWordsAtOnce; ++i) {
                 if (base + i >= t.words) continue;
                 bitmaps[bit * t.words + base + i] = held[i];
-                choices += static_cast<uint32_t>(number_of_ones(held[i]));
+                choices += number_of_ones(held[i]);
                 if (base + i == t.words - 1) invalid = held[i] & ~experts_of_last;
             }
         }
@@ -209,14 +207,14 @@ CROSSDOCK_DEVICE void receive_chunk(const Ctx& ctx, const HtUpdateArgs& args, co
         uint32_t mine = 0;  // the mask of the lane's expert
         CROSSDOCK_ROLLED
         for (uint32_t of_lane = 0; of_lane < num; of_lane += kLanes) {
-            const uint32_t bit = of_lane + static_cast<uint32_t>(ctx.lane());
+            const uint32_t bit = of_lane + ctx.lane();
             uint64_t own = held[0];
             CROSSDOCK_UNROLL
             for (uint32_t i = 1; i < kWordsAtOnce; ++i) own = i == w ? held[i] : own;
             if (!is_held) own = bit < num ? bitmaps[bit * t.words + w] : 0;
             mine |= ctx.warp_transpose(static_cast<uint32_t>(own >> base % 64)) << of_lane;
         }
-        const uint32_t expert = base + static_cast<uint32_t>(ctx.lane());
+        const uint32_t expert = base + ctx.lane();
         if (expert < c.arena.experts_per_rank) t.masks[(uint64_t{1} + expert) * column + entry] = mine;
     }
     rows = ctx.warp_or(rows);
@@ -231,13 +229,13 @@ CROSSDOCK_DEVICE void send_bases(const Ctx& ctx, const HtCommon& c, const Operat
                                  uint32_t first, uint32_t step) {
     CROSSDOCK_ROLLED
     for (uint32_t i = first; i < c.arena.num_ranks; i += step) {
-        const int peer = static_cast<int>(i);
+        const uint32_t peer = i;
         if (!is_active(ctx, c.scope, peer)) continue;
         ctx.store_tagged(base_word(c, agent_of(c, peer), route_of(c, peer, c.rank)),
                          pack_base(c.tables.firsts[uint64_t{i} * c.tables.chunks], total),
                          pack_word(operation.epoch, 0));
         if (is_remote(c.reach, peer)) {
-            put_value_and_raise(ctx, c.reach, peer, c.outbox.totals.offset + 8 * static_cast<uint64_t>(c.rank), total,
+            put_value_and_raise(ctx, c.reach, peer, c.outbox.totals.offset + 8 * uint64_t{c.rank}, total,
                                 raise_of(c.reach, Signal::kTotals, peer, operation.epoch));
         }
     }
@@ -273,7 +271,7 @@ CROSSDOCK_DEVICE void number_column(const Ctx& ctx, const HtCommon& c, const Ope
     // behind them.
     if (column > 0 || c.expert_major) return;
     ctx.warp_sync();
-    send_bases(ctx, c, operation, total, static_cast<uint32_t>(ctx.lane()), kLanes);
+    send_bases(ctx, c, operation, total, ctx.lane(), kLanes);
 }
 
 // ---- what the caller wants to know ----
@@ -290,13 +288,13 @@ CROSSDOCK_DEVICE uint32_t rows_within_budget(const HtCommon& c, const uint32_t* 
             const uint64_t entry = uint64_t{source} * t.chunks + chunk;
             const uint32_t mask = t.masks[entry];
             const uint32_t first = t.firsts[entry];
-            if (first + static_cast<uint32_t>(number_of_ones(mask)) <= c.budget) continue;
+            if (first + number_of_ones(mask) <= c.budget) continue;
             uint32_t inside = 0;
             CROSSDOCK_ROLLED
             for (uint32_t bit = 0; bit < kChunkTokens; ++bit) {
                 if (first + ones_below(mask, bit) < c.budget) inside |= 1u << bit;
             }
-            return t.firsts[column + entry] + static_cast<uint32_t>(number_of_ones(t.masks[column + entry] & inside));
+            return t.firsts[column + entry] + number_of_ones(t.masks[column + entry] & inside);
         }
     }
     return t.expert_rows[expert];
@@ -311,7 +309,7 @@ CROSSDOCK_DEVICE uint32_t lay_out_zones(const Ctx& ctx, const HtUpdateArgs& args
     uint32_t slots = 0;
     CROSSDOCK_ROLLED
     for (uint32_t base = 0; base < experts; base += kLanes * kRun) {
-        const uint32_t first = base + static_cast<uint32_t>(ctx.lane()) * kRun;
+        const uint32_t first = base + ctx.lane() * kRun;
         uint32_t padded[kRun];
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kRun; ++i) padded[i] = first + i < experts ? t.expert_rows[first + i] : 0;
@@ -321,13 +319,13 @@ CROSSDOCK_DEVICE uint32_t lay_out_zones(const Ctx& ctx, const HtUpdateArgs& args
             padded[i] = (padded[i] + args.alignment - 1) / args.alignment * args.alignment;
             sum += padded[i];
         }
-        uint32_t zone = slots + static_cast<uint32_t>(ctx.warp_sum_before(static_cast<int>(sum)));
+        uint32_t zone = slots + ctx.warp_sum_before(sum);
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kRun; ++i) {
             if (first + i < experts) t.zones[first + i] = zone;
             zone += padded[i];
         }
-        slots += static_cast<uint32_t>(ctx.warp_sum(static_cast<int>(sum)));
+        slots += ctx.warp_sum(sum);
     }
     const uint32_t total = c.expert_major ? slots : t.routing->num_rows;
     if (is_leader(ctx)) {
@@ -351,8 +349,7 @@ CROSSDOCK_DEVICE void write_counters(const Ctx& ctx, const HtCommon& c, const Ht
     const HtTables& t = c.tables;
     const bool overflows = total > c.budget;
     CROSSDOCK_ROLLED
-    for (uint32_t expert = static_cast<uint32_t>(thread_idx(ctx)); expert < c.arena.experts_per_rank;
-         expert += static_cast<uint32_t>(num_threads(ctx))) {
+    for (uint32_t expert = thread_idx(ctx); expert < c.arena.experts_per_rank; expert += num_threads(ctx)) {
         uint32_t count = t.expert_rows[expert];
         if (c.expert_major) {
             const uint32_t zone = t.zones[expert] < c.budget ? t.zones[expert] : c.budget;
@@ -376,11 +373,10 @@ CROSSDOCK_DEVICE_RARE void count_dropped(const Ctx& ctx, const HtCommon& c) {
     uint64_t dropped = 0;
     CROSSDOCK_ROLLED
     for (uint32_t peer = 0; peer < c.arena.num_ranks; ++peer) {
-        if (is_active(ctx, c.scope, static_cast<int>(peer))) continue;
+        if (is_active(ctx, c.scope, peer)) continue;
         const int32_t first = static_cast<int32_t>(peer) * experts;
         CROSSDOCK_ROLLED
-        for (uint32_t token = static_cast<uint32_t>(thread_idx(ctx)); token < c.num_tokens;
-             token += static_cast<uint32_t>(num_threads(ctx))) {
+        for (uint32_t token = thread_idx(ctx); token < c.num_tokens; token += num_threads(ctx)) {
             bool goes_there = false;
             CROSSDOCK_ROLLED
             for (uint32_t k = 0; k < c.topk; ++k) {
@@ -394,8 +390,8 @@ CROSSDOCK_DEVICE_RARE void count_dropped(const Ctx& ctx, const HtCommon& c) {
 }
 
 // With that base the rows of a route are among those that can come to the LSA peer at all.
-CROSSDOCK_DEVICE bool is_base_possible(const Ctx& ctx, const HtCommon& c, const Operation& operation, int route,
-                                       int peer, uint32_t base) {
+CROSSDOCK_DEVICE bool is_base_possible(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t route,
+                                       uint32_t peer, uint32_t base) {
     const uint64_t most = uint64_t{c.arena.num_ranks} * c.arena.max_tokens - rows_of_route(c, route, c.num_tokens);
     if (base <= most) return true;
     refuse_number(ctx, c, operation, PeerNumber::kBase, peer, most, base);
@@ -406,8 +402,8 @@ CROSSDOCK_DEVICE bool is_base_possible(const Ctx& ctx, const HtCommon& c, const 
 CROSSDOCK_DEVICE void learn_base(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation, uint32_t i) {
     const HtCommon& c = args.common;
     const HtTables& t = c.tables;
-    const int route = static_cast<int>(i);
-    const int peer = first_of_team(c) + route % team_size(c);  // in one team the peer is rank i
+    const uint32_t route = i;
+    const uint32_t peer = first_of_team(c) + route % team_size(c);  // in one team the peer is rank i
     uint64_t base = 0;
     const bool came =
         is_active(ctx, c.scope, peer) &&
@@ -435,7 +431,7 @@ CROSSDOCK_DEVICE void finish_update(const Ctx& ctx, const HtUpdateArgs& args, co
     uint32_t total = t.routing->num_rows;
     if (ctx.warp_idx() == ctx.num_warps() / 2) {
         total = lay_out_zones(ctx, args, operation);
-        if (c.expert_major) send_bases(ctx, c, operation, total, static_cast<uint32_t>(ctx.lane()), kLanes);
+        if (c.expert_major) send_bases(ctx, c, operation, total, ctx.lane(), kLanes);
     }
     if (c.expert_major) {
         ctx.block_sync();
@@ -443,8 +439,7 @@ CROSSDOCK_DEVICE void finish_update(const Ctx& ctx, const HtUpdateArgs& args, co
     }
     write_counters(ctx, c, args.counters, total);
     CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(num_threads(ctx) - 1 - thread_idx(ctx)); i < c.arena.num_ranks;
-         i += static_cast<uint32_t>(num_threads(ctx)))
+    for (uint32_t i = num_threads(ctx) - 1 - thread_idx(ctx); i < c.arena.num_ranks; i += num_threads(ctx))
         learn_base(ctx, args, operation, i);
     if (c.scope.masking != 0) {
         ctx.block_sync();
@@ -456,7 +451,7 @@ CROSSDOCK_DEVICE void finish_update(const Ctx& ctx, const HtUpdateArgs& args, co
 
 CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
     const HtCommon& c = args.common;
-    const int num_ranks = static_cast<int>(c.arena.num_ranks);
+    const uint32_t num_ranks = c.arena.num_ranks;
     ctx.wait_for_previous_kernels();
     const UpdateShared shared = UpdateShared::of(ctx, c);
     const uint32_t first_chunk = warp_of_grid(ctx);
@@ -474,7 +469,7 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
         announce_chunk(ctx, c, operation, chunk, choices);
     }
     for_threads(ctx, c.arena.num_ranks, [&](uint32_t source) { shared.tokens[source] = 0; });
-    const auto hear = [&](int source, uint64_t told) {
+    const auto hear = [&](uint32_t source, uint64_t told) {
         shared.tokens[source] = expect_tokens(ctx, c, operation, source, told);
     };
     if (!wait_all_entered(ctx, c, operation, shared.peers, true, hear)) return;
@@ -487,7 +482,7 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
     });
     CROSSDOCK_ROLLED
     for (uint32_t i = warp_of_grid(ctx); i < c.arena.num_ranks * c.tables.chunks; i += warps_of_grid(ctx)) {
-        const int source = static_cast<int>(i % c.arena.num_ranks);
+        const uint32_t source = i % c.arena.num_ranks;
         const uint32_t chunk = i / c.arena.num_ranks;
         if (chunk < num_chunks(shared.tokens[source]))
             receive_chunk(ctx, args, operation, source, chunk, shared.tokens[source]);
@@ -496,7 +491,7 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
     // Blocks may have lost a source at different moments; from here on they agree. None goes on with another number
     // than the others, which only a word that has changed meanwhile can have told.
     CROSSDOCK_ROLLED
-    for (int source = thread_idx(ctx); source < num_ranks; source += num_threads(ctx)) {
+    for (uint32_t source = thread_idx(ctx); source < num_ranks; source += num_threads(ctx)) {
         const uint32_t agreed = ctx.load_relaxed_device(c.tables.source_tokens + source);
         if (!is_active(ctx, c.scope, source)) {
             shared.tokens[source] = 0;

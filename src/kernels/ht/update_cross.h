@@ -14,23 +14,23 @@ CROSSDOCK_DEVICE void announce_to_gin_peers(const Ctx& ctx, const HtUpdateArgs& 
                                             const uint32_t* peers) {
     const HtCommon& c = args.common;
     const bool is_last = is_last_at(ctx, &c.state->announced);
-    const uint64_t team_bytes = sizeof(uint32_t) * static_cast<uint64_t>(team_size(c)) * c.tables.chunks;
+    const uint64_t team_bytes = sizeof(uint32_t) * uint64_t{team_size(c)} * c.tables.chunks;
     CROSSDOCK_ROLLED
-    for (int peer = thread_idx(ctx); is_last && peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
+    for (uint32_t peer = thread_idx(ctx); is_last && peer < c.arena.num_ranks; peer += num_threads(ctx)) {
         if (!is_remote(c.reach, peer) || peers[peer] == kAbsent) continue;
         ctx.fence_system();
         const uint64_t bytes = bitmap_offset(c, 0, c.num_tokens);
         if (bytes > 0) {
             put(ctx, c.reach, peer, bitmap_words_offset(c, operation, c.rank, 0),
-                c.outbox.sent_bitmaps.offset + bitmap_offset(c, static_cast<uint32_t>(peer), 0), bytes);
+                c.outbox.sent_bitmaps.offset + bitmap_offset(c, peer, 0), bytes);
         }
-        const int team = peer / team_size(c);
+        const uint32_t team = peer / team_size(c);
         if (peer == rail_peer(c, team)) {
-            put(ctx, c.reach, peer, c.outbox.rail_masks.offset + static_cast<uint64_t>(own_team(c)) * team_bytes,
-                c.outbox.sent_masks.offset + static_cast<uint64_t>(team) * team_bytes, team_bytes);
+            put(ctx, c.reach, peer, c.outbox.rail_masks.offset + uint64_t{own_team(c)} * team_bytes,
+                c.outbox.sent_masks.offset + uint64_t{team} * team_bytes, team_bytes);
         }
-        put_value_and_raise(ctx, c.reach, peer, c.outbox.tokens.offset + 8 * static_cast<uint64_t>(c.rank),
-                            c.num_tokens, raise_of(c.reach, Signal::kData, peer, operation.epoch));
+        put_value_and_raise(ctx, c.reach, peer, c.outbox.tokens.offset + 8 * uint64_t{c.rank}, c.num_tokens,
+                            raise_of(c.reach, Signal::kData, peer, operation.epoch));
     }
     ctx.block_sync();
 }
@@ -39,7 +39,7 @@ CROSSDOCK_DEVICE void announce_to_gin_peers(const Ctx& ctx, const HtUpdateArgs& 
 template <typename Hear>
 CROSSDOCK_DEVICE void hear_gin_peers(const Ctx& ctx, const HtCommon& c, const Operation& operation, Hear hear) {
     for_threads(ctx, c.arena.num_ranks, [&](uint32_t i) {
-        const int source = static_cast<int>(i);
+        const uint32_t source = i;
         if (is_remote(c.reach, source) && is_active(ctx, c.scope, source) &&
             wait_gin_peer(ctx, c, operation, WaitStep::kCounts, Signal::kData, source))
             hear(source, c.outbox.tokens.in(c.reach.network.local)[i]);
@@ -51,7 +51,7 @@ CROSSDOCK_DEVICE void hear_gin_peers(const Ctx& ctx, const HtCommon& c, const Op
 // latter goes to whom. One warp; i: below num_crossing_tasks.
 CROSSDOCK_DEVICE uint32_t num_crossing_tasks(const HtCommon& c) {
     if constexpr (!kHasGinPeers) return 0;
-    return c.arena.num_ranks + 2 * static_cast<uint32_t>(num_teams(c));
+    return c.arena.num_ranks + 2 * num_teams(c);
 }
 CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const Operation& operation,
                                       const UpdateShared& shared, uint32_t i) {
@@ -59,11 +59,11 @@ CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const O
     const HtTables& t = c.tables;
     uint32_t* rail_masks = c.outbox.rail_masks.in(c.reach.network.local);
     if (i < c.arena.num_ranks) {
-        const int team = static_cast<int>(i) / team_size(c);
+        const uint32_t team = i / team_size(c);
         if (team == own_team(c)) return;
         const uint32_t tokens = shared.tokens[rail_peer(c, team)];
         CROSSDOCK_ROLLED
-        for (uint32_t chunk = static_cast<uint32_t>(ctx.lane()); chunk < num_chunks(tokens); chunk += kLanes) {
+        for (uint32_t chunk = ctx.lane(); chunk < num_chunks(tokens); chunk += kLanes) {
             const uint32_t mask = ctx.load_relaxed_device(rail_masks + i * t.chunks + chunk);
             const uint32_t possible = tokens_of_chunk(tokens, chunk);
             if ((mask & ~possible) != 0)
@@ -74,9 +74,9 @@ CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const O
         number_chunks(ctx, t.rail_masks + i * t.chunks, t.rail_firsts + i * (t.chunks + 1), num_chunks(tokens));
         return;
     }
-    const int at = static_cast<int>(i - c.arena.num_ranks);
+    const uint32_t at = i - c.arena.num_ranks;
     const Crossing direction = at < num_teams(c) ? Crossing::kOut : Crossing::kIn;
-    const int team = at % num_teams(c);
+    const uint32_t team = at % num_teams(c);
     if (team == own_team(c)) return;
     const bool is_out = direction == Crossing::kOut;
     const uint32_t tokens = is_out ? c.num_tokens : shared.tokens[rail_peer(c, team)];
@@ -84,11 +84,10 @@ CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const O
     uint32_t* from = (is_out ? t.sent_masks : rail_masks) + static_cast<uint32_t>(team * team_size(c)) * t.chunks;
     uint32_t* masks = crossing_masks(c, direction, team);
     CROSSDOCK_ROLLED
-    for (uint32_t chunk = static_cast<uint32_t>(ctx.lane()); chunk < chunks; chunk += kLanes) {
+    for (uint32_t chunk = ctx.lane(); chunk < chunks; chunk += kLanes) {
         uint32_t mask = 0;
         CROSSDOCK_ROLLED
-        for (uint32_t rank = 0; rank < static_cast<uint32_t>(team_size(c)); ++rank)
-            mask |= from[rank * t.chunks + chunk];
+        for (uint32_t rank = 0; rank < team_size(c); ++rank) mask |= from[rank * t.chunks + chunk];
         masks[chunk] = mask & tokens_of_chunk(tokens, chunk);
     }
     ctx.warp_sync();
@@ -96,7 +95,8 @@ CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const O
 }
 
 // The calling lane.
-CROSSDOCK_DEVICE void learn_gin_total(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation, int peer) {
+CROSSDOCK_DEVICE void learn_gin_total(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,
+                                      uint32_t peer) {
     const HtCommon& c = args.common;
     if (!wait_gin_peer(ctx, c, operation, WaitStep::kRouting, Signal::kTotals, peer)) return;
     const uint32_t total = static_cast<uint32_t>(c.outbox.totals.in(c.reach.network.local)[peer]);

@@ -7,7 +7,7 @@
 namespace crossdock {
 namespace {
 
-CROSSDOCK_DEVICE TaggedWord* base_word(const HtCommon& c, int owner, int route) {
+CROSSDOCK_DEVICE TaggedWord* base_word(const HtCommon& c, uint32_t owner, uint32_t route) {
     return c.peers.at(owner, c.offsets.bases) + route;
 }
 // Among the bitmaps of one operation.
@@ -15,21 +15,20 @@ CROSSDOCK_DEVICE uint64_t bitmap_offset(const HtCommon& c, uint32_t rank, uint32
     return sizeof(TaggedWord) * (uint64_t{rank} * c.arena.max_tokens + token) * c.tables.words;
 }
 // Of a writer's token in its peers' arenas. Operations use two halves in turn, as with the entered words.
-CROSSDOCK_DEVICE uint64_t bitmap_words_offset(const HtCommon& c, const Operation& operation, int writer,
+CROSSDOCK_DEVICE uint64_t bitmap_words_offset(const HtCommon& c, const Operation& operation, uint32_t writer,
                                               uint32_t token) {
     const uint32_t half = static_cast<uint32_t>(operation.epoch % 2) * c.arena.num_ranks;
-    return c.offsets.bitmaps.offset + bitmap_offset(c, half + static_cast<uint32_t>(writer), token);
+    return c.offsets.bitmaps.offset + bitmap_offset(c, half + writer, token);
 }
-CROSSDOCK_DEVICE TaggedWord* bitmap_words(const HtCommon& c, const Operation& operation, int owner, int writer,
-                                          uint32_t token) {
+CROSSDOCK_DEVICE TaggedWord* bitmap_words(const HtCommon& c, const Operation& operation, uint32_t owner,
+                                          uint32_t writer, uint32_t token) {
     return reinterpret_cast<TaggedWord*>(c.peers.at(owner, bitmap_words_offset(c, operation, writer, token)));
 }
 // Where the words for a peer are written: in its arena, or in the outbox.
-CROSSDOCK_DEVICE TaggedWord* outgoing_bitmap_words(const HtCommon& c, const Operation& operation, int peer,
+CROSSDOCK_DEVICE TaggedWord* outgoing_bitmap_words(const HtCommon& c, const Operation& operation, uint32_t peer,
                                                    uint32_t token) {
     if (is_remote(c.reach, peer))
-        return in_own_arena<TaggedWord>(
-            c, c.outbox.sent_bitmaps.offset + bitmap_offset(c, static_cast<uint32_t>(peer), token));
+        return in_own_arena<TaggedWord>(c, c.outbox.sent_bitmaps.offset + bitmap_offset(c, peer, token));
     return bitmap_words(c, operation, peer, c.rank, token);
 }
 
@@ -50,12 +49,8 @@ struct UpdateShared {
     }
 };
 
-CROSSDOCK_DEVICE uint32_t warp_of_grid(const Ctx& ctx) {
-    return static_cast<uint32_t>(ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx());
-}
-CROSSDOCK_DEVICE uint32_t warps_of_grid(const Ctx& ctx) {
-    return static_cast<uint32_t>(ctx.num_warps() * ctx.num_blocks());
-}
+CROSSDOCK_DEVICE uint32_t warp_of_grid(const Ctx& ctx) { return ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx(); }
+CROSSDOCK_DEVICE uint32_t warps_of_grid(const Ctx& ctx) { return ctx.num_warps() * ctx.num_blocks(); }
 
 // Those of a source's tokens that are in a chunk, as a mask.
 CROSSDOCK_DEVICE uint32_t tokens_of_chunk(uint32_t tokens, uint32_t chunk) {
@@ -67,8 +62,8 @@ CROSSDOCK_DEVICE uint32_t tokens_of_chunk(uint32_t tokens, uint32_t chunk) {
 class ChunkCursor {
   public:
     CROSSDOCK_DEVICE ChunkCursor(const Ctx& ctx, uint32_t chunks)
-        : source_(static_cast<uint32_t>(ctx.lane()) / chunks),
-          chunk_(static_cast<uint32_t>(ctx.lane()) % chunks),
+        : source_(ctx.lane() / chunks),
+          chunk_(ctx.lane() % chunks),
           chunks_(chunks),
           source_step_(kLanes / chunks),
           chunk_step_(kLanes % chunks) {}
@@ -122,9 +117,9 @@ CROSSDOCK_DEVICE uint32_t number_entries(const Ctx& ctx, const uint32_t* masks, 
         }
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kRows; i += 2) {
-            const int sums = number_of_ones(ones[i]) | number_of_ones(ones[i + 1]) << kHalfBits;
-            const uint32_t sums_before = static_cast<uint32_t>(ctx.warp_sum_before(sums));
-            const uint32_t sums_of_rows = static_cast<uint32_t>(ctx.warp_sum(sums));
+            const uint32_t sums = number_of_ones(ones[i]) | number_of_ones(ones[i + 1]) << kHalfBits;
+            const uint32_t sums_before = ctx.warp_sum_before(sums);
+            const uint32_t sums_of_rows = ctx.warp_sum(sums);
             CROSSDOCK_UNROLL
             for (uint32_t row = i; row < i + 2; ++row) {
                 const uint32_t shift = (row - i) * kHalfBits;

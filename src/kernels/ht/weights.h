@@ -52,8 +52,8 @@ struct NextExpert {
 // One warp. Sends packet `number` to a peer: fill(bit, weights), one lane per token of the mask.
 template <typename Fill>
 CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtCommon& c, const HtSlots& slots, const Operation& operation,
-                                   int peer, uint32_t number, uint32_t mask, Fill fill) {
-    const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
+                                   uint32_t peer, uint32_t number, uint32_t mask, Fill fill) {
+    const uint32_t channel = ctx.block_idx();
     const bool is_remote_peer = is_remote(c.reach, peer);
     const GinRing gin_ring = GinRing::of_weights(c, peer, channel);
     const LsaRing ring = LsaRing::weights_to(c, peer, channel);
@@ -67,13 +67,13 @@ CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtCommon& c, const HtSl
         reinterpret_cast<float*>(is_remote_peer ? gin_ring.outgoing(slots, number) : ring.packet(slots, number));
     const uint32_t per_row = weights_per_row(c.topk, c.arena.experts_per_rank);
     CROSSDOCK_ROLLED
-    for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < kChunkTokens; bit += kLanes) {
+    for (uint32_t bit = ctx.lane(); bit < kChunkTokens; bit += kLanes) {
         if ((mask >> bit & 1) != 0) fill(bit, weights + ones_below(mask, bit) * per_row);
     }
     ctx.warp_sync();
     if (is_leader(ctx)) {
         if (is_remote_peer) {
-            gin_ring.send(ctx, operation, slots, number, 4 * per_row * static_cast<uint32_t>(number_of_ones(mask)));
+            gin_ring.send(ctx, operation, slots, number, 4 * per_row * number_of_ones(mask));
         } else {
             ring.release_flag(ctx, operation, slots, number);
         }
@@ -85,9 +85,9 @@ CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtCommon& c, const HtSl
 // packet does not arrive.
 template <typename Take>
 CROSSDOCK_DEVICE void receive_weights(const Ctx& ctx, const HtCommon& c, const HtSlots& slots,
-                                      const Operation& operation, int sender, uint32_t number, uint32_t mask,
+                                      const Operation& operation, uint32_t sender, uint32_t number, uint32_t mask,
                                       Take take) {
-    const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
+    const uint32_t channel = ctx.block_idx();
     const bool is_remote_peer = is_remote(c.reach, sender);
     const GinRing gin_ring = GinRing::of_weights(c, sender, channel);
     const LsaRing ring = LsaRing::weights_from(c, sender, channel);
@@ -100,7 +100,7 @@ CROSSDOCK_DEVICE void receive_weights(const Ctx& ctx, const HtCommon& c, const H
     const float* weights = reinterpret_cast<const float*>(ring.packet(slots, number));
     const uint32_t per_row = weights_per_row(c.topk, c.arena.experts_per_rank);
     CROSSDOCK_ROLLED
-    for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < kChunkTokens; bit += kLanes) {
+    for (uint32_t bit = ctx.lane(); bit < kChunkTokens; bit += kLanes) {
         if ((mask >> bit & 1) != 0) take(bit, came ? weights + ones_below(mask, bit) * per_row : nullptr);
     }
     ctx.warp_sync();

@@ -100,8 +100,7 @@ class CombineReceive {
             // This rank may have no tokens there, and so not wait for that entry. Of two such ranks, at least the one
             // that enters later sees the other's entry.
             const bool differs = op.is_of(entry) && !op.is_alike(entry);
-            if (differs && op.c.scope.masking == 0)
-                expect_agreement(ctx, op.c.scope, op, static_cast<int>(base + op.lane()));
+            if (differs && op.c.scope.masking == 0) expect_agreement(ctx, op.c.scope, op, base + op.lane());
             alike |= receive.ranks_alike(base, entry);
         }
         return alike;
@@ -140,8 +139,8 @@ class CombineReceive {
         const bool per_choice = has_row_per_choice(args_);
         const uint64_t ranks = is_elastic(args_) ? ranks_of_token(token, first_choice) : 0;
         has_all = true;
-        int num_targets = 0;  // ranks of the choices that all lanes have seen to
-        int num = 0;
+        uint32_t num_targets = 0;  // ranks of the choices that all lanes have seen to
+        uint32_t num = 0;
         CROSSDOCK_ROLLED
         for (uint32_t base = 0; has_choices_from(c_, base); base += kLanes) {
             const uint32_t k = base + op_.lane();
@@ -149,26 +148,25 @@ class CombineReceive {
             const uint32_t rank = k < c_.topk ? rank_of_expert(c_, expert_of(c_, choice.given)) : kDropped;
             const bool repeats = ctx_.lanes_before_with(rank) != 0 || !is_first_of_rank(c_, token, base, rank);
             const bool has_row = rank != kDropped && (per_choice || !repeats);
-            const int target_idx = num_targets + ctx_.warp_count_before(has_row);
+            const uint32_t target_idx = num_targets + ctx_.warp_count_before(has_row);
             num_targets += ctx_.warp_count(has_row);
             const bool is_own = args_.own_rows_stay && rank == c_.rank;
             const bool is_summed = has_row && op_.is_active_here(rank) && !(is_own && choice.own_row == kNoRoom);
             // Elastic sums are in the order of ranks.
-            const int at = is_elastic(args_) ? number_of_ones(ranks & ((uint64_t{1} << (rank & 63)) - 1))
-                                             : num + ctx_.warp_count_before(is_summed);
+            const uint32_t at = is_elastic(args_) ? number_of_ones(ranks & ((uint64_t{1} << (rank & 63)) - 1))
+                                                  : num + ctx_.warp_count_before(is_summed);
             num += ctx_.warp_count(is_summed);
             const bool is_alike = rank < kRanksSeenAtOnce && (alike >> (rank & (kRanksSeenAtOnce - 1)) & 1) != 0;
             has_all = has_all && ctx_.warp_all(!is_summed || is_alike);
             if (!is_summed) continue;
-            summands_.index[at] =
-                is_own && is_row_here(choice.own_row)
-                    ? summand_of_own_row(choice.own_row)
-                    : static_cast<int64_t>(cell_of(c_, token, per_choice ? k : static_cast<uint32_t>(target_idx)));
+            summands_.index[at] = is_own && is_row_here(choice.own_row)
+                                      ? summand_of_own_row(choice.own_row)
+                                      : static_cast<int64_t>(cell_of(c_, token, per_choice ? k : target_idx));
             summands_.weight[at] = choice.weight;
             summands_.ranks[at] = rank;
         }
         ctx_.warp_sync();
-        return static_cast<uint32_t>(num);
+        return num;
     }
 
     // Elastic, all ranks in one bit mask: those of a token's choices.
@@ -274,9 +272,7 @@ class CombineReceive {
                                 }
                             },
                             [&](uint32_t i) { return first + i / kRowsAtOnce; });
-                        return wait.missing == 0
-                                   ? -1
-                                   : static_cast<int>(summands_.ranks[base + wait.first_missing() % kRowsAtOnce]);
+                        return wait.missing == 0 ? kNoRank : summands_.ranks[base + wait.first_missing() % kRowsAtOnce];
                     },
                     [&] {
                         const uint32_t i = wait.first_missing();

@@ -16,7 +16,7 @@ namespace {
 
 CROSSDOCK_DEVICE SummandLists summands_of_warp(const Ctx& ctx, const auto& args) {
     const uint32_t topk = args.common.topk;
-    const uint32_t first = static_cast<uint32_t>(ctx.warp_idx()) * topk;
+    const uint32_t first = ctx.warp_idx() * topk;
     const uint32_t summands = topk * args.common.warp_layout.warps_per_block;
     const auto all = view_of<SummandLists>(args.shared.summands.in(ctx.shared_memory()), summands);
     return {all.index + first, all.weight + first, all.ranks + first};
@@ -54,12 +54,12 @@ class ReturnList {
 
     // One warp; followed by a block barrier.
     CROSSDOCK_DEVICE static void count(const Op& op) {
-        int* const counts[2] = {counts_of(op, false), counts_of(op, true)};
+        uint32_t* const counts[2] = {counts_of(op, false), counts_of(op, true)};
         const uint32_t num_ranks = op.c.arena.num_ranks;
-        int largest[2] = {0, 0};
+        uint32_t largest[2] = {0, 0};
         for_lanes(op.ctx, num_ranks, [&](uint32_t i) {
             const LlReceived received = *received_from(op.c, i);
-            int rows = static_cast<int>(has_row_per_choice(op.args) ? received.choices : received.rows);
+            uint32_t rows = has_row_per_choice(op.args) ? received.choices : received.rows;
             if (i == op.c.rank && op.args.own_rows_stay) rows = 0;
             const bool is_ll128 = received.returns_as_ll128 != 0 && allows_ll128(op.args);
             counts[0][i] = is_ll128 ? 0 : rows;
@@ -72,7 +72,7 @@ class ReturnList {
         counts[1][num_ranks] = op.ctx.warp_max(largest[1]);
     }
 
-    CROSSDOCK_DEVICE uint32_t size() const { return static_cast<uint32_t>(counts_[num_ranks_]) * num_sources_; }
+    CROSSDOCK_DEVICE uint32_t size() const { return counts_[num_ranks_] * num_sources_; }
 
     // Returns false if there is no such row because its source has fewer rows than others, or if the handle's record is
     // invalid. The cell is checked later (has_cell), so that the row's load can already be issued.
@@ -82,7 +82,7 @@ class ReturnList {
         const uint32_t source = c.rank + 1 + i - number * num_sources_;
         row.source = source < num_ranks_ ? source : source - num_ranks_;
         row.i = number;
-        if (static_cast<int>(number) >= counts_[row.source]) return false;
+        if (number >= counts_[row.source]) return false;
         if (!has_row_per_choice(args_)) {
             row.row_idx = static_cast<int64_t>(is_elastic(args_) ? first_rows_[row.source] + row.i
                                                                  : slot_of(c, row.source, row.i));
@@ -97,10 +97,9 @@ class ReturnList {
     CROSSDOCK_DEVICE bool has_cell(const Return& row) const { return row.cell < args_.common.offsets.num_cells; }
 
   private:
-    // i32 [ranks + 1] in shared memory: the sources' rows, and the largest of them.
-    CROSSDOCK_DEVICE static int* counts_of(const Op& op, bool is_ll128) {
-        return reinterpret_cast<int*>(op.args.shared.return_counts.in(op.ctx.shared_memory())) +
-               (is_ll128 ? op.c.arena.num_ranks + 1 : 0);
+    // u32 [ranks + 1] in shared memory: the sources' rows, and the largest of them.
+    CROSSDOCK_DEVICE static uint32_t* counts_of(const Op& op, bool is_ll128) {
+        return op.args.shared.return_counts.in(op.ctx.shared_memory()) + (is_ll128 ? op.c.arena.num_ranks + 1 : 0);
     }
     // u32 [ranks] behind them. Elastic: the number of a source's first row.
     CROSSDOCK_DEVICE static uint32_t* first_rows_of(const Op& op) {
@@ -110,7 +109,7 @@ class ReturnList {
     decltype(Op::args) args_;
     uint32_t num_ranks_;
     uint32_t num_sources_;
-    int* counts_;
+    uint32_t* counts_;
     uint32_t* first_rows_;
 };
 
@@ -186,14 +185,14 @@ CROSSDOCK_DEVICE void list_summands(const auto& op, const Return& row, const Sum
 CROSSDOCK_DEVICE uint32_t list_present_summands(const auto& op, const Return& row, const SummandLists& summands) {
     list_summands(op, row, summands);
     const Ctx& ctx = op.ctx;
-    int num = 0;
+    uint32_t num = 0;
     CROSSDOCK_ROLLED
     for (uint32_t base = 0; has_choices_from(op.c, base); base += kLanes) {
-        const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
+        const uint32_t k = base + ctx.lane();
         const int64_t index = k < op.c.topk ? summands.index[k] : -1;
         const float weight = k < op.c.topk ? summands.weight[k] : 0.0f;
         ctx.warp_sync();
-        const int at = num + ctx.warp_count_before(index >= 0);
+        const uint32_t at = num + ctx.warp_count_before(index >= 0);
         if (index >= 0) {
             summands.index[at] = index;
             summands.weight[at] = weight;
@@ -201,7 +200,7 @@ CROSSDOCK_DEVICE uint32_t list_present_summands(const auto& op, const Return& ro
         num += ctx.warp_count(index >= 0);
         ctx.warp_sync();
     }
-    return static_cast<uint32_t>(num);
+    return num;
 }
 
 // LL128 rows, unchanged or summed here: a warp sends a run of a row's groups of lines.
@@ -329,7 +328,7 @@ class PlainReturns {
         : op_(op),
           ctx_(op.ctx),
           args_(op.args),
-          stage_(stage_of(op.ctx, op.args.shared, static_cast<uint32_t>(op.ctx.warp_idx()))),
+          stage_(stage_of(op.ctx, op.args.shared, op.ctx.warp_idx())),
           list_(op, false) {}
 
     // Starts loading the first row before the operation is known. Call after a block barrier that follows
@@ -546,13 +545,10 @@ class CombineSend {
 
   private:
     // The leaders of a block's first warps have a stage each.
-    CROSSDOCK_DEVICE bool has_stage() const {
-        return ctx_.warp_idx() < static_cast<int>(c_.warp_layout.num_stages) && is_leader(ctx_);
-    }
+    CROSSDOCK_DEVICE bool has_stage() const { return ctx_.warp_idx() < c_.warp_layout.num_stages && is_leader(ctx_); }
     // The same for all lanes.
     CROSSDOCK_DEVICE bool sends_plain_rows() const {
-        return kForms == RowForms::kBoth && !has_computed_rows(args_) &&
-               ctx_.warp_idx() < static_cast<int>(c_.warp_layout.num_stages);
+        return kForms == RowForms::kBoth && !has_computed_rows(args_) && ctx_.warp_idx() < c_.warp_layout.num_stages;
     }
 
     // One warp. Writes a token's weights.
@@ -613,7 +609,7 @@ class CombineSend {
     CROSSDOCK_DEVICE void put_weights() const {
         if constexpr (!kHasGinPeers) return;
         if (ctx_.block_idx() != 0) return;
-        int* has_tokens = args_.shared.gin_ranks.in(ctx_.shared_memory());
+        uint32_t* has_tokens = args_.shared.gin_ranks.in(ctx_.shared_memory());
         for_threads(ctx_, c_.arena.num_ranks, [&](uint32_t rank) { has_tokens[rank] = 0; });
         ctx_.block_sync();
         for_threads(ctx_, c_.num_tokens * c_.topk, [&](uint32_t i) {

@@ -303,7 +303,7 @@ class DispatchReceive {
                         },
                         [&](uint32_t i) { return first + i; });
                     const bool has_all = wait.missing == 0 && (!needs_header || headers_.has_come(header));
-                    return has_all ? -1 : static_cast<int>(row.source);
+                    return has_all ? kNoRank : row.source;
                 },
                 [&] {
                     return wait.missing != 0 ? epoch_in_ll128(ctx_, lines, first + wait.first_missing())

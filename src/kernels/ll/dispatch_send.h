@@ -40,8 +40,8 @@ CROSSDOCK_DEVICE uint32_t bytes_with_scales(const auto& args) {
 
 // A block's counts of its rank's routing, in shared memory.
 struct RoutingCounts {
-    int* experts;  // [experts] choices
-    int* ranks;    // [ranks] rows
+    uint32_t* experts;  // [experts] choices
+    uint32_t* ranks;    // [ranks] rows
 };
 
 // Counts tokens [begin, end), one per thread, if the ranks do not fit into a mask.
@@ -193,7 +193,7 @@ class DispatchSend {
     CROSSDOCK_DEVICE uint32_t choices_before(uint32_t stage, uint32_t rank) const {
         if (!c_.expert_major || is_elastic(args_)) return 0;
         const uint32_t experts = c_.offsets.experts_per_rank;
-        const int* of_rank = counts().experts + rank * experts;
+        const uint32_t* of_rank = counts().experts + rank * experts;
         int choices = 0;
         for_lanes(ctx_, experts, [&](uint32_t i) { choices += of_rank[i]; });
         CROSSDOCK_ROLLED
@@ -201,7 +201,7 @@ class DispatchSend {
             const uint32_t* ranks = plan_of(earlier).ranks;
             for_lanes(ctx_, c_.topk, [&](uint32_t k) { choices += ranks[k] == rank; });
         }
-        return static_cast<uint32_t>(ctx_.warp_sum(choices));
+        return ctx_.warp_sum(choices);
     }
 
   private:
@@ -312,7 +312,7 @@ class DispatchSend {
             }
             CROSSDOCK_ROLLED
             for (uint32_t rank = 0; rank < c_.arena.num_ranks; ++rank) {
-                const int rows = ctx_.warp_count((ranks >> rank & 1) != 0);
+                const uint32_t rows = ctx_.warp_count((ranks >> rank & 1) != 0);
                 if (is_leader(ctx_) && rows > 0) ctx_.add_shared(counted.ranks + rank, rows);
             }
             if (c_.kFewTokens) break;
@@ -336,16 +336,15 @@ class DispatchSend {
             const auto store = [&](uint32_t i, uint64_t count) {
                 ctx_.store_relaxed_system(words + i, pack_word(op_.epoch, count));
             };
-            if (is_leader(ctx_)) store(0, form | static_cast<uint64_t>(counted.ranks[peer]));
+            if (is_leader(ctx_)) store(0, form | counted.ranks[peer]);
             if (!counts_experts()) continue;
-            const int* of_experts = counted.experts + peer * experts;
+            const uint32_t* of_experts = counted.experts + peer * experts;
             CROSSDOCK_ROLLED
             for (uint32_t first = op_.lane(); first < experts; first += kExpertsAtOnce * kLanes) {
                 uint32_t choices[kExpertsAtOnce];
                 CROSSDOCK_UNROLL
                 for (uint32_t i = 0; i < kExpertsAtOnce; ++i) {
-                    if (first + i * kLanes < experts)
-                        choices[i] = static_cast<uint32_t>(of_experts[first + i * kLanes]);
+                    if (first + i * kLanes < experts) choices[i] = of_experts[first + i * kLanes];
                 }
                 CROSSDOCK_UNROLL
                 for (uint32_t i = 0; i < kExpertsAtOnce; ++i) {
@@ -456,16 +455,15 @@ class DispatchSend {
             const bool is_sent = k < c_.topk && own.ranks[k] != kDropped;
             const uint32_t id = is_sent ? own.expert_ids[k] : kDropped;
             const uint32_t rank = is_sent ? own.ranks[k] : kDropped;
-            const int same_expert = ctx_.lanes_before_with(id);
-            const int same_rank = ctx_.lanes_before_with(rank);
+            const uint32_t same_expert = ctx_.lanes_before_with(id);
+            const uint32_t same_rank = ctx_.lanes_before_with(rank);
             bool is_first = false;
             uint32_t position = 0;
             uint32_t row_idx = 0;
             bool repeats = same_expert > 0;
             if (is_sent) {
-                position = static_cast<uint32_t>((c_.expert_major ? counted.experts[id] : 0) +
-                                                 (is_elastic(args_) ? 0 : same_expert));
-                row_idx = static_cast<uint32_t>(counted.ranks[rank]);
+                position = (c_.expert_major ? counted.experts[id] : 0) + (is_elastic(args_) ? 0 : same_expert);
+                row_idx = counted.ranks[rank];
                 is_first = same_rank == 0;
                 CROSSDOCK_ROLLED
                 for (uint32_t j = 0; j < base; ++j) {
@@ -488,7 +486,7 @@ class DispatchSend {
                     row_idx += goes_there ? 1 : 0;
                 }
             }
-            const uint32_t target = num_targets + static_cast<uint32_t>(ctx_.warp_count_before(is_first));
+            const uint32_t target = num_targets + ctx_.warp_count_before(is_first);
             if (k < c_.topk && c_.expert_major)
                 own.numbers[k] = position | (is_elastic(args_) && repeats ? 1u << kRepeatsShift : 0);
             has_repeats = has_repeats || (is_sent && repeats);
@@ -500,7 +498,7 @@ class DispatchSend {
                 if (stays) *own.own_target = target;
                 own.rows[target] = !stays && op_.wait_credit(rank) ? row : nullptr;
             }
-            num_targets += static_cast<uint32_t>(ctx_.warp_count(is_first));
+            num_targets += ctx_.warp_count(is_first);
         }
         if (is_leader(ctx_)) *own.num_targets = num_targets;
         ctx_.warp_sync();

@@ -16,8 +16,8 @@
 
 namespace crossdock {
 
-inline constexpr int kNumBuffers = 3;     // two may be held by pending send_only operations, one remains
-inline constexpr int kFewestBuffers = 2;  // of groups with zero_copy on, to save memory
+inline constexpr uint32_t kNumBuffers = 3;  // two may be held by pending send_only operations, one remains
+inline constexpr int kFewestBuffers = 2;    // of groups with zero_copy on, to save memory
 
 // An LL128 row: every line is payload followed by a tag of 8 bytes.
 inline constexpr uint32_t kLineBytes = 128;
@@ -299,8 +299,8 @@ struct LlBlockHead {
     uint64_t pending_epoch;
     uint32_t pending_buffer;
     uint32_t has_failed;
-    uint32_t verdict;  // of must_receive_again and is_last_to_put
-    int is_refused;    // not 0: the group has failed before anything was received
+    uint32_t verdict;     // of must_receive_again and is_last_to_put
+    uint32_t is_refused;  // not 0: the group has failed before anything was received
     // With masks, of must_receive_again:
     uint32_t losses;   // counted before the latest masks were read
     uint32_t is_last;  // 1: this block has finished last
@@ -365,14 +365,14 @@ struct SummandLists {
 
 // A block's shared memory: one description for the launch and the kernel.
 struct LlDispatchShared {
-    SharedRegion<int> expert_counts;     // send: [experts] choices counted so far
-    SharedRegion<int> rank_counts;       // send: [ranks] rows counted so far
-    SharedRegion<uint32_t> first_rows;   // receive: [ranks][local experts]
-    SharedRegion<uint32_t> zones;        // receive: [3][local experts] of elastic dispatches
-    SharedRegion<uint32_t> received;     // receive: [5][ranks + 1]
-    SharedRegion<std::byte> plans;       // send: [stages] TokenPlan
-    SharedRegion<std::byte> placements;  // receive: [warps] Placement
-    SharedRegion<std::byte> stages;      // [stages + receive stages][stage_bytes]
+    SharedRegion<uint32_t> expert_counts;  // send: [experts] choices counted so far
+    SharedRegion<uint32_t> rank_counts;    // send: [ranks] rows counted so far
+    SharedRegion<uint32_t> first_rows;     // receive: [ranks][local experts]
+    SharedRegion<uint32_t> zones;          // receive: [3][local experts] of elastic dispatches
+    SharedRegion<uint32_t> received;       // receive: [5][ranks + 1]
+    SharedRegion<std::byte> plans;         // send: [stages] TokenPlan
+    SharedRegion<std::byte> placements;    // receive: [warps] Placement
+    SharedRegion<std::byte> stages;        // [stages + receive stages][stage_bytes]
     uint32_t stage_bytes;
     uint32_t tail;  // in a stage's data, after a full chunk: scales
     uint32_t bytes;
@@ -399,9 +399,9 @@ struct LlDispatchShared {
 };
 
 struct LlCombineShared {
-    SharedRegion<uint32_t> return_counts;  // i32 [2][ranks + 1], u32 [ranks]
+    SharedRegion<uint32_t> return_counts;  // [2][ranks + 1], [ranks]
     SharedRegion<std::byte> summands;      // SummandLists of all warps
-    SharedRegion<int> gin_ranks;           // [ranks] 1: has tokens of this rank; of groups of several LSA teams
+    SharedRegion<uint32_t> gin_ranks;      // [ranks] 1: has tokens of this rank; of groups of several LSA teams
     SharedRegion<std::byte> stages;
     uint32_t stage_bytes;
     uint32_t bytes;

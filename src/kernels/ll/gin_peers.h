@@ -49,7 +49,7 @@ CROSSDOCK_DEVICE bool is_last_to_put(const Ctx& ctx, const auto& c) {
     if (thread_idx(ctx) == 0) {
         ctx.fence_system();
         const uint32_t before = ctx.add_acq_rel_device(&c.state->blocks_put, 1);
-        *verdict = before + 1 == static_cast<uint32_t>(ctx.num_blocks()) ? 1 : 0;
+        *verdict = before + 1 == ctx.num_blocks() ? 1 : 0;
         if (*verdict != 0) c.state->blocks_put = 0;
     }
     ctx.block_sync();

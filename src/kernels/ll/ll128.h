@@ -38,8 +38,8 @@ namespace {
 
 inline constexpr uint32_t kPiecesOfLine = 8;
 // A warp moves a group of lines at once.
-inline constexpr uint32_t kLinesOfGroup = uint32_t{kLanes} < kPiecesOfLine ? 1 : uint32_t{kLanes} / kPiecesOfLine;
-inline constexpr uint32_t kPiecesOfLane = kLinesOfGroup * kPiecesOfLine / uint32_t{kLanes};
+inline constexpr uint32_t kLinesOfGroup = kLanes < kPiecesOfLine ? 1 : kLanes / kPiecesOfLine;
+inline constexpr uint32_t kPiecesOfLane = kLinesOfGroup * kPiecesOfLine / kLanes;
 static_assert(16 * kPiecesOfLine == kLineBytes && kLinePayload + 8 == kLineBytes,
               "a line is pieces of 16 bytes, of the last one half is the tag");
 static_assert(kPiecesOfLane * kLanes == kLinesOfGroup * kPiecesOfLine && kPiecesOfLine % kPiecesOfLane == 0,
@@ -58,7 +58,7 @@ class Ll128Row {
     CROSSDOCK_DEVICE Ll128Row(const Ctx& ctx, uint32_t bytes)
         : bytes_(bytes), groups_((lines_of(bytes) + kLinesOfGroup - 1) / kLinesOfGroup) {
         const uint32_t lines = lines_of(bytes);
-        first_piece_ = static_cast<uint32_t>(ctx.lane()) * kPiecesOfLane;
+        first_piece_ = ctx.lane() * kPiecesOfLane;
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kPiecesOfLane; ++i) {
             const uint32_t line = (first_piece_ + i) / kPiecesOfLine;
@@ -271,9 +271,7 @@ struct Ll128Wait {
     uint32_t unusual = 0;  // bits: groups that have arrived with a content other than 0 in this lane's tag
 
     CROSSDOCK_DEVICE bool awaits(uint32_t i) const { return (missing >> i & 1) != 0; }
-    CROSSDOCK_DEVICE uint32_t first_missing() const {
-        return static_cast<uint32_t>(number_of_ones((missing & (0u - missing)) - 1));
-    }
+    CROSSDOCK_DEVICE uint32_t first_missing() const { return number_of_ones((missing & (0u - missing)) - 1); }
 
     // group(i): the number of the i-th in its row; load(i, it) loads it.
     template <typename Load, typename Group>

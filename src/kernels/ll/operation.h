@@ -85,7 +85,7 @@ CROSSDOCK_DEVICE bool is_first_of_rank(const auto& c, uint32_t token, uint32_t k
 CROSSDOCK_DEVICE bool has_choices_from(const auto& c, uint32_t base) { return base < c.kMostTopk && base < c.topk; }
 
 // A block's small tasks, one warp each: the last warps, since the first ones have most to count and to send.
-enum class WarpRole : int {
+enum class WarpRole : uint32_t {
     kLoader,   // loads rows into stages
     kClock,    // the clock, the block's ticket, the entry
     kStatus,   // free buffers, losses, the pending operation
@@ -93,8 +93,8 @@ enum class WarpRole : int {
 };
 
 CROSSDOCK_DEVICE bool has_role(const Ctx& ctx, WarpRole role) {
-    const int warp = ctx.num_warps() - 1 - static_cast<int>(role);
-    return ctx.warp_idx() == (warp > 0 ? warp : 0);
+    const uint32_t from_last = static_cast<uint32_t>(role);
+    return ctx.warp_idx() == (ctx.num_warps() > from_last + 1 ? ctx.num_warps() - 1 - from_last : 0);
 }
 
 CROSSDOCK_DEVICE LlBlockHead& block_head(const Ctx& ctx) {
@@ -106,18 +106,17 @@ CROSSDOCK_DEVICE RowStage stage_of(const Ctx& ctx, const auto& shared, uint32_t 
     return RowStage(shared.stages.in(ctx.shared_memory()) + uint64_t{shared.stage_bytes} * stage);
 }
 
+inline constexpr uint32_t kNoBuffer = ~uint32_t{0};
 // The first buffer that no pending operation holds, if possible not the previous operation's: so two buffers alternate,
-// and their contents stay in caches. -1: all are held.
-CROSSDOCK_DEVICE int choose_buffer(const auto& c, const LlClock& clock) {
+// and their contents stay in caches. kNoBuffer: all are held.
+CROSSDOCK_DEVICE uint32_t choose_buffer(const auto& c, const LlClock& clock) {
     const uint32_t free = ((1u << kNumBuffers) - 1) & ~(clock.held_buffers | c.offsets.absent_buffers);
     const uint32_t others = free & ~(1u << clock.latest_buffer);
     const uint32_t chosen = others != 0 ? others : free;
-    return chosen != 0 ? number_of_ones((chosen & (0u - chosen)) - 1) : -1;
+    return chosen != 0 ? number_of_ones((chosen & (0u - chosen)) - 1) : kNoBuffer;
 }
 
-CROSSDOCK_DEVICE uint64_t buffer_base(const auto& c, int buffer) {
-    return c.offsets.buffer(static_cast<uint32_t>(buffer));
-}
+CROSSDOCK_DEVICE uint64_t buffer_base(const auto& c, uint32_t buffer) { return c.offsets.buffer(buffer); }
 
 // The blocks and warps that run the receive half: some blocks and the last `warps` warps of each; after a loss, all
 // warps of the last block.
@@ -128,18 +127,14 @@ struct WorkShare {
 
     // Counted from the last warp, since the first ones are the busiest senders. `warps` or more: this warp has no
     // share.
-    CROSSDOCK_DEVICE uint32_t warp(const Ctx& ctx) const {
-        return static_cast<uint32_t>(ctx.num_warps() - 1 - ctx.warp_idx());
-    }
-    CROSSDOCK_DEVICE uint32_t thread(const Ctx& ctx) const {
-        return warp(ctx) * kLanes + static_cast<uint32_t>(ctx.lane());
-    }
+    CROSSDOCK_DEVICE uint32_t warp(const Ctx& ctx) const { return ctx.num_warps() - 1 - ctx.warp_idx(); }
+    CROSSDOCK_DEVICE uint32_t thread(const Ctx& ctx) const { return warp(ctx) * kLanes + ctx.lane(); }
     CROSSDOCK_DEVICE uint32_t threads() const { return warps * kLanes; }
     CROSSDOCK_DEVICE bool has(const Ctx& ctx) const { return block < num_blocks && warp(ctx) < warps; }
     // Consecutive numbers are in different blocks, so that all blocks share even little work.
     CROSSDOCK_DEVICE uint32_t first(const Ctx& ctx) const { return warp(ctx) * num_blocks + block; }
     CROSSDOCK_DEVICE uint32_t step() const { return num_blocks * warps; }
-    CROSSDOCK_DEVICE void sync(const Ctx& ctx) const { ctx.last_warps_sync(static_cast<int>(warps)); }
+    CROSSDOCK_DEVICE void sync(const Ctx& ctx) const { ctx.last_warps_sync(warps); }
 };
 
 // Records a number out of range. This rank itself is never masked.
@@ -171,7 +166,7 @@ CROSSDOCK_DEVICE void note_mask(const Ctx& ctx, const auto& c, uint32_t peer) {
 CROSSDOCK_DEVICE_RARE bool must_receive_again(const Ctx& ctx, const auto& c) {
     constexpr uint32_t kCountBits = 12;  // of blocks, more than a GPU runs; above them the sum, which may wrap around
     LlBlockHead& head = block_head(ctx);
-    const auto num_blocks = static_cast<uint32_t>(ctx.num_blocks());
+    const auto num_blocks = ctx.num_blocks();
     const bool is_first_thread = thread_idx(ctx) == 0;
     const bool is_first_run = head.is_last == 0;
     ctx.block_sync();
@@ -214,13 +209,13 @@ class LlOperation : public Operation {
         : Operation(operation), ctx(of_kernel), args(of_call), c(of_call.common) {}
 
     // This thread's place.
-    CROSSDOCK_DEVICE uint32_t lane() const { return static_cast<uint32_t>(ctx.lane()); }
-    CROSSDOCK_DEVICE uint32_t warp() const { return static_cast<uint32_t>(ctx.warp_idx()); }
-    CROSSDOCK_DEVICE uint32_t warps() const { return static_cast<uint32_t>(ctx.num_warps()); }
-    CROSSDOCK_DEVICE uint32_t thread() const { return static_cast<uint32_t>(thread_idx(ctx)); }
-    CROSSDOCK_DEVICE uint32_t threads() const { return static_cast<uint32_t>(num_threads(ctx)); }
-    CROSSDOCK_DEVICE uint32_t block() const { return static_cast<uint32_t>(ctx.block_idx()); }
-    CROSSDOCK_DEVICE uint32_t blocks() const { return static_cast<uint32_t>(ctx.num_blocks()); }
+    CROSSDOCK_DEVICE uint32_t lane() const { return ctx.lane(); }
+    CROSSDOCK_DEVICE uint32_t warp() const { return ctx.warp_idx(); }
+    CROSSDOCK_DEVICE uint32_t warps() const { return ctx.num_warps(); }
+    CROSSDOCK_DEVICE uint32_t thread() const { return thread_idx(ctx); }
+    CROSSDOCK_DEVICE uint32_t threads() const { return num_threads(ctx); }
+    CROSSDOCK_DEVICE uint32_t block() const { return ctx.block_idx(); }
+    CROSSDOCK_DEVICE uint32_t blocks() const { return ctx.num_blocks(); }
 
     CROSSDOCK_DEVICE bool sends() const { return (c.halves & kSendHalf) != 0; }
     CROSSDOCK_DEVICE bool receives() const { return (c.halves & (kReceiveHalf | kCancel)) == kReceiveHalf; }
@@ -320,15 +315,15 @@ class LlOperation : public Operation {
         start_ns = head.start_ns;
         if (!sends()) {
             epoch = head.pending_epoch;
-            buffer = static_cast<int>(head.pending_buffer);
+            buffer = head.pending_buffer;
         } else {
             epoch = clock.epoch;
             buffer = choose_buffer(c, clock);
-            if (buffer >= 0) free_from = head.free_from[clock.epoch % 2 * kNumBuffers + static_cast<uint32_t>(buffer)];
+            if (buffer != kNoBuffer) free_from = head.free_from[clock.epoch % 2 * kNumBuffers + buffer];
         }
         const bool has_ticket = has_role(ctx, WarpRole::kClock) && is_leader(ctx);
         const bool is_last = ticket_ + 1 == blocks();
-        if (buffer < 0) {
+        if (buffer == kNoBuffer) {
             if (has_ticket && is_last) refuse_buffers(ctx, c, *this, clock.held_buffers);
             return false;
         }
@@ -418,9 +413,9 @@ class LlOperation : public Operation {
         for (uint32_t i = 0; looks && i < c.arena.num_buffers * c.arena.num_ranks; ++i) {
             const uint32_t rank = i % c.arena.num_ranks;
             Operation in_buffer = operation;
-            in_buffer.base = buffer_base(c, static_cast<int>(i / c.arena.num_ranks));
-            const TaggedWord own = load_entry(ctx, c.scope, in_buffer, static_cast<int>(c.rank));
-            const TaggedWord other = load_entry(ctx, c.scope, in_buffer, static_cast<int>(rank));
+            in_buffer.base = buffer_base(c, i / c.arena.num_ranks);
+            const TaggedWord own = load_entry(ctx, c.scope, in_buffer, c.rank);
+            const TaggedWord other = load_entry(ctx, c.scope, in_buffer, rank);
             in_buffer.epoch = word_epoch(own.tag);
             if (word_epoch(other.tag) != in_buffer.epoch || WindowTerm::are_alike(other.payload, own.payload) ||
                 !Entry::is_whole(own) || !Entry::is_whole(other))
@@ -431,7 +426,7 @@ class LlOperation : public Operation {
                               other.payload);
             return false;
         }
-        return may_go_on_waiting(ctx, c.scope, operation, step, static_cast<int>(peer), operation.epoch, seen);
+        return may_go_on_waiting(ctx, c.scope, operation, step, peer, operation.epoch, seen);
     }
 
     // Checks that a number of the peer is at most `most`. Returns false if the peer's data must not be used.
@@ -514,8 +509,8 @@ class LlOperation : public Operation {
     // One warp. Publishes this rank's terms and epoch to every peer, which releases all buffers that it has finished
     // reading (not those held by pending operations).
     CROSSDOCK_DEVICE void announce_entry(const LlClock& clock, uint32_t direct) const {
-        const int chosen = choose_buffer(c, clock);
-        if (chosen < 0) return;
+        const uint32_t chosen = choose_buffer(c, clock);
+        if (chosen == kNoBuffer) return;
         const uint64_t entry = buffer_base(c, chosen) + c.offsets.entries.offset + sizeof(TaggedWord) * c.rank;
         const uint64_t tag = Entry::tag(clock.epoch, c.scope.terms, direct);
         const auto store = [&](uint32_t peer) {
@@ -550,13 +545,13 @@ class LlOperation : public Operation {
             ctx.store_for_later(&c.state->free_from[clock.epoch % 2][buffer], clock.epoch);
         } else {
             ++clock.epoch;
-            clock.latest_buffer = static_cast<uint32_t>(buffer);
+            clock.latest_buffer = buffer;
             uint64_t* next = c.state->free_from[clock.epoch % 2];
             CROSSDOCK_ROLLED
-            for (int i = 0; i < kNumBuffers; ++i) ctx.store_for_later(next + i, current[i]);
+            for (uint32_t i = 0; i < kNumBuffers; ++i) ctx.store_for_later(next + i, current[i]);
             if ((c.halves & kReceiveHalf) == 0) {
                 clock.held_buffers |= bit;
-                *pending_of(c) = {epoch, static_cast<uint32_t>(buffer)};
+                *pending_of(c) = {epoch, buffer};
             } else {
                 ctx.store_for_later(next + buffer, clock.epoch);
             }

@@ -115,7 +115,7 @@ class ReceivedCounts {
             if (experts > 0) {
                 // A lane with too many choices reports them itself, so that the warp's sum fits in 32 bits.
                 const bool is_possible = op_.expect(PeerNumber::kChoices, source, most_choices, choices);
-                const uint32_t sum = static_cast<uint32_t>(ctx_.warp_sum(is_possible ? static_cast<int>(choices) : 0));
+                const uint32_t sum = ctx_.warp_sum(is_possible ? static_cast<uint32_t>(choices) : 0);
                 is_right &= is_possible;
                 if (is_leader(ctx_)) {
                     is_right &= op_.expect(PeerNumber::kChoices, source, most_choices, sum);
@@ -276,11 +276,10 @@ class ReceivedCounts {
             const uint32_t padded = is_expert ? announced.padded_rows[expert] : 0;
             // By halves, whose sums fit into 32 bits.
             constexpr uint32_t kHalf = 16;
-            const int halves[2] = {static_cast<int>(padded % (1u << kHalf)), static_cast<int>(padded >> kHalf)};
-            const uint64_t begin = rows_before + static_cast<uint32_t>(ctx_.warp_sum_before(halves[0])) +
-                                   (uint64_t{static_cast<uint32_t>(ctx_.warp_sum_before(halves[1]))} << kHalf);
-            rows_before += static_cast<uint32_t>(ctx_.warp_sum(halves[0])) +
-                           (uint64_t{static_cast<uint32_t>(ctx_.warp_sum(halves[1]))} << kHalf);
+            const uint32_t halves[2] = {padded % (1u << kHalf), padded >> kHalf};
+            const uint64_t begin =
+                rows_before + ctx_.warp_sum_before(halves[0]) + (uint64_t{ctx_.warp_sum_before(halves[1])} << kHalf);
+            rows_before += ctx_.warp_sum(halves[0]) + (uint64_t{ctx_.warp_sum(halves[1])} << kHalf);
             if (!is_expert) continue;
             announced.zones[expert] = static_cast<uint32_t>(begin < call.rows ? begin : call.rows);
             if (!tells) continue;
@@ -296,8 +295,7 @@ class ReceivedCounts {
     // More rows come than an output has.
     CROSSDOCK_DEVICE void refuse_rows(uint64_t rows, uint32_t most) const {
         ctx_.note_unread_slots_allowed();  // first: other warps stop as soon as the group has failed
-        record_overflow(ctx_, c_.scope, static_cast<int>(c_.rank),
-                        static_cast<uint32_t>(rows < UINT32_MAX ? rows : UINT32_MAX), most);
+        record_overflow(ctx_, c_.scope, c_.rank, static_cast<uint32_t>(rows < UINT32_MAX ? rows : UINT32_MAX), most);
     }
 
     // Returns the number of the source's first row.

@@ -44,7 +44,7 @@ class HeaderReader {
             [&] {
                 header = load(slot_of(c_, row.source, row.i), base);
                 look_also();
-                return has_come(header) ? -1 : static_cast<int>(row.source);
+                return has_come(header) ? kNoRank : row.source;
             },
             [&] { return epoch_in(header); });
     }
@@ -69,8 +69,7 @@ class HeaderReader {
             const uint32_t extra = static_cast<uint32_t>(header.choice.payload >> 32);
             const uint32_t expert = id - c_.rank * c_.offsets.experts_per_rank;  // among those here
             const bool is_here = is_choice && expert < c_.offsets.experts_per_rank;
-            const uint32_t number =
-                origin.first_choice + choices + static_cast<uint32_t>(ctx_.warp_count_before(is_here));
+            const uint32_t number = origin.first_choice + choices + ctx_.warp_count_before(is_here);
             if (!ctx_.warp_all(expect_origin(row.source, origin, c_.expert_major && is_here ? number : 0)))
                 return false;
             if (base == 0 && is_leader(ctx_)) {
@@ -85,18 +84,18 @@ class HeaderReader {
                 if (is_here && writes) *choice_of(c_, row.source, number) = {row_idx, cell_of(c_, origin.token_idx, k)};
                 if (is_here && writes && row.source == c_.rank) *own_row(c_, origin.token_idx, k) = row_idx;
                 if (is_choice && writes) reinterpret_cast<int32_t*>(record + 1)[k] = row_idx;
-                choices += static_cast<uint32_t>(ctx_.warp_count(is_here));
+                choices += ctx_.warp_count(is_here);
             } else if (is_choice && writes) {
                 args_.out_topk_idx[uint64_t{slot} * c_.topk + k] = static_cast<int32_t>(!is_here           ? kDropped
                                                                                         : args_.global_ids ? id
                                                                                                            : expert);
                 args_.out_weights[uint64_t{slot} * c_.topk + k] = float_of(extra);
             }
-            const uint32_t at = num + static_cast<uint32_t>(ctx_.warp_count_before(row_idx >= 0));
+            const uint32_t at = num + ctx_.warp_count_before(row_idx >= 0);
             if (row_idx >= 0) placement.rows[at] = static_cast<uint32_t>(row_idx);
             if (row_idx >= 0 && args_.transposed_scales)
                 placement.columns[at] = static_cast<uint32_t>(row_idx) - expert * c_.offsets.num_slots;
-            num += static_cast<uint32_t>(ctx_.warp_count(row_idx >= 0));
+            num += ctx_.warp_count(row_idx >= 0);
         }
         if (!c_.expert_major) {
             place_by_rank(announced, row, placement);
@@ -202,9 +201,9 @@ class HeaderReader {
             }
             if (!c_.expert_major) continue;
             if (has_row && writes && call.out_weights != nullptr) call.out_weights[row_idx] = float_of(choice.weight);
-            const uint32_t at = num + static_cast<uint32_t>(ctx_.warp_count_before(has_row));
+            const uint32_t at = num + ctx_.warp_count_before(has_row);
             if (has_row) placement.rows[at] = static_cast<uint32_t>(row_idx);
-            num += static_cast<uint32_t>(ctx_.warp_count(has_row));
+            num += ctx_.warp_count(has_row);
         }
         if (!c_.expert_major) {
             place_by_rank(announced, row, placement);

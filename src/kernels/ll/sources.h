@@ -37,11 +37,11 @@ CROSSDOCK_DEVICE void ll_sources(const Ctx& ctx, const LlSourcesArgs& args) {
     ctx.wait_for_previous_kernels();
     const uint32_t experts = args.common.offsets.experts_per_rank;
     const uint32_t num_ranks = args.common.arena.num_ranks;
-    const uint32_t thread = static_cast<uint32_t>(thread_idx(ctx));
-    const uint32_t threads = static_cast<uint32_t>(num_threads(ctx));
+    const uint32_t thread = thread_idx(ctx);
+    const uint32_t threads = num_threads(ctx);
     CROSSDOCK_ROLLED
     for (uint32_t i = thread; i < experts * num_ranks; i += threads)
-        args.ranges[i] = name_tokens(args, i / num_ranks, static_cast<int>(i % num_ranks));
+        args.ranges[i] = name_tokens(args, i / num_ranks, i % num_ranks);
     ctx.block_sync();
     CROSSDOCK_ROLLED
     for (uint32_t expert = thread; expert < experts; expert += threads) {

@@ -184,7 +184,7 @@ struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<kConfig, kTopkOfCombine, K
 namespace {
 
 bool is_small_enough(const LlCommon& c, uint32_t most_topk) {
-    return c.num_tokens <= c.warp_layout.warps_per_block * uint32_t{kLanes} && c.topk <= most_topk;
+    return c.num_tokens <= c.warp_layout.warps_per_block * kLanes && c.topk <= most_topk;
 }
 [[maybe_unused]] bool may_be_known(const LlDispatchArgs& args) {
     const LlWarpLayout& warp_layout = args.common.warp_layout;

@@ -39,9 +39,9 @@ CROSSDOCK_HOST_DEVICE RoutingSlice routing_slice(const crossdockRoutingCounts_t&
 
 // In shared memory.
 struct RoutingCounters {
-    int* experts;
-    int* ranks;
-    int* nodes;
+    uint32_t* experts;
+    uint32_t* ranks;
+    uint32_t* nodes;
 };
 
 CROSSDOCK_HOST_DEVICE uint32_t num_counters(const RoutingSlice& slice) {
@@ -50,8 +50,8 @@ CROSSDOCK_HOST_DEVICE uint32_t num_counters(const RoutingSlice& slice) {
 
 // A thread's counts for its block's first rank and node: on GPUs a block has no other rank.
 struct FirstCounts {
-    int of_rank = 0;
-    int of_node = 0;
+    uint32_t of_rank = 0;
+    uint32_t of_node = 0;
 };
 
 // Choices of a token that are loaded at once.
@@ -121,11 +121,10 @@ CROSSDOCK_DEVICE void count_token(const Ctx& ctx, const crossdockRoutingCounts_t
 }
 
 CROSSDOCK_DEVICE void count_routing(const Ctx& ctx, const crossdockRoutingCounts_t& c) {
-    const RoutingSlice slice =
-        routing_slice(c, static_cast<uint32_t>(ctx.block_idx()), static_cast<uint32_t>(ctx.num_blocks()));
-    const uint32_t thread = static_cast<uint32_t>(thread_idx(ctx));
-    const uint32_t threads = static_cast<uint32_t>(num_threads(ctx));
-    int* all = reinterpret_cast<int*>(ctx.shared_memory());
+    const RoutingSlice slice = routing_slice(c, ctx.block_idx(), ctx.num_blocks());
+    const uint32_t thread = thread_idx(ctx);
+    const uint32_t threads = num_threads(ctx);
+    uint32_t* all = reinterpret_cast<uint32_t*>(ctx.shared_memory());
     const RoutingCounters counters{all, all + slice.num_experts, all + slice.num_experts + slice.num_ranks};
     CROSSDOCK_ROLLED
     for (uint32_t i = thread; i < num_counters(slice); i += threads) all[i] = 0;
