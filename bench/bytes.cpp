@@ -43,7 +43,8 @@ OperationBytes combine_bytes(const Options& options, const Traffic& traffic, int
     const bool all_rows_travel = options.is_expert_major() && !options.is_high_throughput() && !options.sender_sums;
     const auto elements = static_cast<uint64_t>(options.hidden);
     const uint64_t row = elements * combine_element_bytes(options);
-    const uint64_t wire_row = options.combines_in_mxfp8() ? elements + elements / kMxfp8Block : row;
+    const CombineRecipe& recipe = recipe_of(options.combine_recipe);
+    const uint64_t wire_row = recipe.quantises() ? elements / recipe.row_multiple * recipe.wire_bytes : row;
     const uint64_t summed = options.is_expert_major() ? traffic.selections_of(rank) : traffic.rank_rows_of(rank);
     OperationBytes bytes;
     bytes.delivered = static_cast<double>(summed * row);

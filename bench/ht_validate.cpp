@@ -246,24 +246,32 @@ class HtValidator {
         }
     }
 
-    // What MXFP8 may add to the error of each element of a token's sum. rank_factors: one list per rank, of its terms.
+    // What the recipe may add to the error of each element of a token's sum. rank_factors: one list per rank, of its
+    // terms.
+    std::vector<double> quantisation_errors(const std::vector<float>& values,
+                                            const std::vector<std::vector<float>>& rank_factors) const {
+        if (options_.combine_recipe == NCCL_EP_COMB_QUANT_MXFP8) return mxfp8_errors(values, rank_factors);
+        return std::vector<double>(values.size());
+    }
+
     std::vector<double> mxfp8_errors(const std::vector<float>& values,
                                      const std::vector<std::vector<float>>& rank_factors) const {
+        constexpr size_t kBlock = 32;
         const double u = unit_roundoff(options_.dtype);
         std::vector<double> errors(values.size());
         for (const std::vector<float>& factors : rank_factors) {
             if (factors.empty()) {
                 continue;
             }
-            for (size_t first = 0; first < values.size(); first += kMxfp8Block) {
-                double magnitudes[kMxfp8Block] = {};
-                for (size_t i = 0; i < kMxfp8Block; ++i) {
+            for (size_t first = 0; first < values.size(); first += kBlock) {
+                double magnitudes[kBlock] = {};
+                for (size_t i = 0; i < kBlock; ++i) {
                     for (float factor : factors) {
                         magnitudes[i] += std::fabs(rounded(options_.dtype, factor * values[first + i])) * (1 + 2 * u);
                     }
                 }
-                const double largest = *std::max_element(magnitudes, magnitudes + kMxfp8Block);
-                for (size_t i = 0; i < kMxfp8Block; ++i) {
+                const double largest = *std::max_element(magnitudes, magnitudes + kBlock);
+                for (size_t i = 0; i < kBlock; ++i) {
                     errors[first + i] += std::max({magnitudes[i] / 16, largest * 0x1p-17, 0x1p-137}) * (1 + u);
                 }
             }
@@ -286,8 +294,7 @@ class HtValidator {
             }
         }
         const std::vector<float> values = token_values(options_, context_.rank, token);
-        const std::vector<double> quantisation =
-            options_.combines_in_mxfp8() ? mxfp8_errors(values, rank_factors) : std::vector<double>(values.size());
+        const std::vector<double> quantisation = quantisation_errors(values, rank_factors);
         const double u = unit_roundoff(options_.dtype);
         const double growth = static_cast<double>(factors.size() + 1) * 0x1p-24;
         for (size_t i = 0; i < values.size(); ++i) {

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 
 #include "bench/routing.h"
 #include "tools/common/cli.h"
@@ -29,14 +28,57 @@ struct Words {
 
 constexpr int kMaxLowLatencyTokens = 8192;
 
+// The words of the command line for the rows of a table that fit.
+template <typename Row, size_t kNum, typename Fits>
+std::vector<std::string> words_of(const Row (&table)[kNum], Fits fits) {
+    std::vector<std::string> words;
+    for (const Row& row : table) {
+        if (fits(row)) words.emplace_back(row.option);
+    }
+    return words;
+}
+constexpr auto kAll = [](const auto&) { return true; };
+constexpr auto kOfAMode = [](const auto& row) { return row.in_ll || row.in_ht; };
+constexpr auto kOfHt = [](const auto& row) { return row.in_ht; };
+
+// "ll has em, rm"
+template <typename Row, size_t kNum>
+std::string offer_of(const Row (&table)[kNum], const Options& options) {
+    const auto is_there = [&](const Row& row) { return row.is_in(options.algorithm()); };
+    return fmt::format("{} has {}", mode_name(options.mode), fmt::join(words_of(table, is_there), ", "));
+}
+
+// What each word means, for --help.
+template <typename Row, size_t kNum, typename Fits>
+std::string meanings_of(const Row (&table)[kNum], Fits fits) {
+    std::string text;
+    for (const Row& row : table) {
+        if (fits(row)) text += fmt::format(" {}: {}", row.option, row.meaning);
+    }
+    return text;
+}
+
+// The row of a word that was checked.
+template <typename Row, size_t kNum>
+const Row& row_named(const Row (&table)[kNum], const std::string& word) {
+    return *std::ranges::find_if(table, [&](const Row& row) { return word == row.option; });
+}
+
 size_t element_bytes(ncclDataType_t dtype) { return dtype == ncclFloat32 ? 4 : 2; }
 
 // The first message about options that do not go with the mode; empty if all do.
 std::string find_misplaced(const Options& options, const Words& words) {
+    const auto is_there = [&](const auto& row) { return row.is_in(options.algorithm()); };
+    const char* other_mode = mode_name(options.is_high_throughput() ? Mode::kLowLatency : Mode::kHighThroughput);
+    if (!words.layout.empty() && !is_there(row_named(kLayouts, words.layout))) {
+        return fmt::format("--layout: {} goes with --mode {} only; {}", words.layout, other_mode,
+                           offer_of(kLayouts, options));
+    }
+    if (!is_there(recipe_of(options.recipe))) {
+        return fmt::format("--recipe: {} goes with --mode {} only; {}", words.recipe, other_mode,
+                           offer_of(kDispatchRecipes, options));
+    }
     if (!options.is_high_throughput()) {
-        if (words.layout == "flat") {
-            return "--layout: flat goes with --mode ht only; ll has em and rm";
-        }
         if (options.max_tokens() > kMaxLowLatencyTokens) {
             return fmt::format("--tokens: {} is more than {}, --mode ll's most", options.max_tokens(),
                                kMaxLowLatencyTokens);
@@ -47,12 +89,6 @@ std::string find_misplaced(const Options& options, const Words& words) {
                : options.budget > 0     ? "--budget: goes with --mode ht only"
                : options.alignment != 1 ? "--alignment: goes with --mode ht only"
                                         : "";
-    }
-    if (words.layout == "rm") {
-        return "--layout: rm goes with --mode ll only; ht has flat and em";
-    }
-    if (options.quantises()) {
-        return fmt::format("--recipe: {} goes with --mode ll only; ht has none and fwd", words.recipe);
     }
     if (options.int32_ids) {
         return "--int32-ids: goes with --mode ll only";
@@ -73,7 +109,7 @@ std::string find_misplaced(const Options& options, const Words& words) {
     if ((options.alignment & (options.alignment - 1)) != 0) {
         return fmt::format("--alignment: {} is not a power of two", options.alignment);
     }
-    if (options.elastic && (options.backward || options.windows || options.combines_in_mxfp8())) {
+    if (options.elastic && (options.backward || options.windows || options.quantises_combine())) {
         return fmt::format("--{}: does not go with --elastic", options.backward  ? "backward"
                                                                : options.windows ? "windows"
                                                                                  : "combine-recipe");
@@ -96,14 +132,18 @@ std::string find_contradiction(const Options& options, const Words& words, bool 
         return fmt::format("--experts: {} is not a multiple of the number of ranks, {}", options.num_experts,
                            options.num_ranks);
     }
-    if (options.combines_in_mxfp8() && !(options.is_high_throughput() && options.is_expert_major())) {
-        return "--combine-recipe: mxfp8 goes with --mode ht --layout em only";
+    const CombineRecipe& combine = recipe_of(options.combine_recipe);
+    if (!combine.is_in(options.algorithm()) || (combine.needs_expert_major && !options.is_expert_major())) {
+        return fmt::format("--combine-recipe: {} goes with --mode ht{} only", combine.option,
+                           combine.needs_expert_major ? " --layout em" : "");
     }
-    if (options.combines_in_mxfp8() && options.dtype != ncclBfloat16) {
-        return fmt::format("--dtype: '{}' does not go with --combine-recipe mxfp8, which needs bf16", words.dtype);
+    if (combine.quantises() && options.dtype != ncclBfloat16) {
+        return fmt::format("--dtype: '{}' does not go with --combine-recipe {}, which needs bf16", words.dtype,
+                           combine.option);
     }
-    if (options.combines_in_mxfp8() && options.hidden % 32 != 0) {
-        return fmt::format("--hidden: {} is not a multiple of 32, as --combine-recipe mxfp8 needs", options.hidden);
+    if (options.hidden % static_cast<int>(combine.row_multiple) != 0) {
+        return fmt::format("--hidden: {} is not a multiple of {}, as --combine-recipe {} needs", options.hidden,
+                           combine.row_multiple, combine.option);
     }
     if (options.topk > options.num_experts) {
         return fmt::format("--topk: {} is not from 1 to the number of experts, {}", options.topk, options.num_experts);
@@ -194,14 +234,12 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     add_list("--topk", options.topks, 1, 64, "experts per token, a list (8)");
     add_list("--sms", options.sms, 0, 1024, "most SMs per operation, a list; 0: the library chooses (0)");
     app.add_option("--layout", words.layout, "em: expert-major, rm: rank-major, flat (ll: em; ht: flat)")
-        ->check(one_of({"em", "rm", "flat"}));
-    app.add_option("--recipe", words.recipe,
-                   "dispatch: none, fwd (sends e4m3 rows with their scales), fp8 (quantises) (none)")
-        ->check(one_of({"none", "fwd", "fp8"}));
-    app.add_option("--combine-recipe", words.combine_recipe,
-                   "ht, em: none, mxfp8 (e4m3 and a scale per 32 elements between ranks) (none)")
-        ->check(one_of({"none", "mxfp8"}));
-    app.add_option("--dtype", words.dtype, "type of the rows (bf16)")->check(one_of({"bf16", "fp16", "fp32"}));
+        ->check(one_of(words_of(kLayouts, kOfAMode)));
+    app.add_option("--recipe", words.recipe, "dispatch (none)." + meanings_of(kDispatchRecipes, kOfAMode))
+        ->check(one_of(words_of(kDispatchRecipes, kOfAMode)));
+    app.add_option("--combine-recipe", words.combine_recipe, "ht (none)." + meanings_of(kCombineRecipes, kOfHt))
+        ->check(one_of(words_of(kCombineRecipes, kOfHt)));
+    app.add_option("--dtype", words.dtype, "type of the rows (bf16)")->check(one_of(words_of(kDataTypes, kAll)));
     app.add_option("--routing", options.routing, "uniform, zipf:A, or FILE.npy of expert ids (uniform)");
     app.add_option("--seed", options.seed, "draws tokens and routing (1)")->check(integer_range(0, INT64_MAX));
     app.add_option("--skew", options.skew_us, "delay of the last rank's start after the first one's, us (0)")
@@ -250,18 +288,13 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     if (options.launched && !*ranks) {
         options.num_ranks = options.launched->num_ranks;
     }
-    const std::map<std::string, ncclDataType_t> dtypes = {
-        {"bf16", ncclBfloat16}, {"fp16", ncclFloat16}, {"fp32", ncclFloat32}};
     options.backend =
         backend_named(words.backend, {Backend::kThreads, Backend::kProcesses, Backend::kCuda, Backend::kCudaProcesses})
             .value_or(options.launched ? Backend::kProcesses : Backend::kThreads);
     options.mode = words.mode == "ht" ? Mode::kHighThroughput : Mode::kLowLatency;
-    const std::map<std::string, ncclEpLayout_t> layouts = {
-        {"", options.is_high_throughput() ? NCCL_EP_LAYOUT_FLAT : NCCL_EP_LAYOUT_EXPERT_MAJOR},
-        {"em", NCCL_EP_LAYOUT_EXPERT_MAJOR},
-        {"rm", NCCL_EP_LAYOUT_RANK_MAJOR},
-        {"flat", NCCL_EP_LAYOUT_FLAT}};
-    options.layout = layouts.at(words.layout);
+    options.layout = !words.layout.empty()          ? row_named(kLayouts, words.layout).value
+                     : options.is_high_throughput() ? NCCL_EP_LAYOUT_FLAT
+                                                    : NCCL_EP_LAYOUT_EXPERT_MAJOR;
     if (options.tokens.empty()) {
         options.tokens = options.is_high_throughput() ? std::vector<int>{4096} : std::vector<int>{1, 8, 64, 128};
     }
@@ -269,9 +302,9 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         options.num_iterations = *iterations ? options.num_iterations : 30;
         options.num_warmups = *warmups ? options.num_warmups : 5;
     }
-    options.recipe = dispatch_recipes().at(words.recipe);
-    options.combine_recipe = words.combine_recipe == "mxfp8" ? NCCL_EP_COMB_QUANT_MXFP8 : NCCL_EP_COMB_QUANT_NONE;
-    options.dtype = dtypes.at(words.dtype);
+    options.recipe = row_named(kDispatchRecipes, words.recipe).value;
+    options.combine_recipe = row_named(kCombineRecipes, words.combine_recipe).value;
+    options.dtype = row_named(kDataTypes, words.dtype).value;
     options.sender_sums = words.sums == "sender";
     for (const Options& setting : options.settings()) {
         const std::string contradiction = find_contradiction(setting, words, static_cast<bool>(*ranks));

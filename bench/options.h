@@ -3,13 +3,14 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "bench/environment.h"
 #include "nccl_ep.h"
+#include "src/core/layouts.h"
+#include "src/core/recipes.h"
 #include "tools/common/backend.h"
 
 namespace crossdock::bench {
@@ -73,8 +74,11 @@ struct Options {
     int max_tokens() const;
     int num_local() const { return num_experts / num_ranks; }
     bool is_high_throughput() const { return mode == Mode::kHighThroughput; }
-    bool quantises() const { return recipe > NCCL_EP_DISP_QUANT_FWD; }
-    bool combines_in_mxfp8() const { return combine_recipe == NCCL_EP_COMB_QUANT_MXFP8; }
+    bool quantises() const { return recipe_of(recipe).computes_scales(); }
+    bool quantises_combine() const { return recipe_of(combine_recipe).quantises(); }
+    ncclEpAlgorithm_t algorithm() const {
+        return is_high_throughput() ? NCCL_EP_ALGO_HIGH_THROUGHPUT : NCCL_EP_ALGO_LOW_LATENCY;
+    }
     bool is_expert_major() const { return layout == NCCL_EP_LAYOUT_EXPERT_MAJOR; }
 };
 
@@ -83,9 +87,13 @@ std::optional<int> parse_options(int argc, char** argv, Options& options);
 
 const char* mode_name(Mode mode);
 const char* operation_name(Operation operation);
-const char* layout_name(const Options& options);
-const char* recipe_name(const Options& options);
-const std::map<std::string, ncclEpDispQuant_t>& dispatch_recipes();  // by the name of --recipe
+
+// Types of rows.
+struct DataType {
+    ncclDataType_t value;
+    const char* option;
+};
+inline constexpr DataType kDataTypes[] = {{ncclBfloat16, "bf16"}, {ncclFloat16, "fp16"}, {ncclFloat32, "fp32"}};
 const char* dtype_name(const Options& options);
 
 }  // namespace crossdock::bench

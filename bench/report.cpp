@@ -65,9 +65,10 @@ std::string special_case(const Options& options) {
                            options.split ? ", split" : "", options.int32_ids ? ", int32 ids" : "",
                            options.masks ? ", masks" : "");
     }
-    return fmt::format("{} pass{}{}{}", options.backward ? "backward" : "forward",
-                       options.combines_in_mxfp8() ? ", combine in mxfp8" : "", options.eager ? ", eager" : "",
-                       options.alignment > 1 ? fmt::format(", zones of {}", options.alignment) : "");
+    return fmt::format(
+        "{} pass{}{}{}", options.backward ? "backward" : "forward",
+        options.quantises_combine() ? fmt::format(", combine in {}", recipe_of(options.combine_recipe).option) : "",
+        options.eager ? ", eager" : "", options.alignment > 1 ? fmt::format(", zones of {}", options.alignment) : "");
 }
 
 // Tokens, and what else may differ between the cases of a run.
@@ -103,9 +104,9 @@ void print_heading(const Options& options, const Machine& machine) {
     if (!machine.gpu.empty()) {
         fmt::print("           {}\n", machine.gpu);
     }
-    fmt::print("  case     {}, {}, recipe {}, {}, {}, routing {}, seed {}\n", layout_name(options), dtype_name(options),
-               recipe_name(options), special_case(options), options.windows ? "windows" : "no windows", options.routing,
-               options.seed);
+    fmt::print("  case     {}, {}, recipe {}, {}, {}, routing {}, seed {}\n", label_of(options.layout),
+               dtype_name(options), recipe_of(options.recipe).option, special_case(options),
+               options.windows ? "windows" : "no windows", options.routing, options.seed);
     fmt::print("  timing   {} iterations after {}{}\n", options.num_iterations, options.num_warmups,
                options.skew_us > 0 ? fmt::format(", ranks start {} us apart in all", options.skew_us) : "");
     std::fflush(stdout);

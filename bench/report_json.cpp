@@ -127,9 +127,9 @@ void write_json(const Options& options, const Machine& machine, const std::vecto
                                       options.backend == Backend::kCudaProcesses || options.launched.has_value()},
                     {"ranks", options.num_ranks},
                     {"max_tokens", options.max_tokens()},
-                    {"layout", layout_name(options)},
+                    {"layout", label_of(options.layout)},
                     {"dtype", dtype_name(options)},
-                    {"recipe", recipe_name(options)},
+                    {"recipe", recipe_of(options.recipe).option},
                     {"windows", options.windows},
                     {"routing", options.routing},
                     {"seed", options.seed},
@@ -138,7 +138,7 @@ void write_json(const Options& options, const Machine& machine, const std::vecto
                     {"warmup", options.num_warmups}};
     if (options.is_high_throughput()) {
         json["case"]["pass"] = options.backward ? "backward" : "forward";
-        json["case"]["combine_recipe"] = options.combines_in_mxfp8() ? "mxfp8" : "none";
+        json["case"]["combine_recipe"] = recipe_of(options.combine_recipe).option;
         json["case"]["eager"] = options.eager;
         json["case"]["alignment"] = options.alignment;
     } else {

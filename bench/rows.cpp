@@ -12,7 +12,14 @@
 namespace crossdock::bench {
 namespace {
 
-constexpr size_t kScaleBlock = 128;
+// What rows of --recipe fwd hold already when they are sent.
+constexpr const DispatchRecipe& kForwarded = recipe_of(NCCL_EP_DISP_QUANT_DS_FP8E3M4);
+
+// The recipe that makes of a token's values what arrives.
+const DispatchRecipe& quantisation_of(const Options& options) {
+    const DispatchRecipe& recipe = recipe_of(options.recipe);
+    return recipe.forwards_scales ? kForwarded : recipe;
+}
 
 tools::Random random_for(const Options& options, int rank, int token, uint64_t purpose) {
     const auto place = static_cast<uint64_t>(rank) << 32 | static_cast<uint64_t>(token);
@@ -54,7 +61,8 @@ uint8_t float_to_e4m3(float value) {
 }
 
 // One fp32 scale per block: amax * (1 / 448) (amax at least 1e-4), and the block's values over it in e4m3.
-Row quantised(const std::vector<float>& values) {
+Row quantised_to_fp8(const std::vector<float>& values) {
+    constexpr size_t kScaleBlock = 128;
     Row row;
     for (size_t first = 0; first < values.size(); first += kScaleBlock) {
         float amax = 1e-4f;
@@ -70,16 +78,28 @@ Row quantised(const std::vector<float>& values) {
     return row;
 }
 
+Row quantised(const DispatchRecipe& recipe, const std::vector<float>& values) {
+    switch (recipe.value) {
+        case NCCL_EP_DISP_QUANT_NONE:
+        case NCCL_EP_DISP_QUANT_FWD:
+            break;
+        case NCCL_EP_DISP_QUANT_DS_FP8E3M4:
+            return quantised_to_fp8(values);
+    }
+    return {};
+}
+
 size_t bytes_of(ncclDataType_t dtype) { return dtype == ncclFloat32 ? 4 : dtype == ncclFloat8e4m3 ? 1 : 2; }
 
 }  // namespace
 
 ncclDataType_t input_dtype(const Options& options) {
-    return options.recipe == NCCL_EP_DISP_QUANT_FWD ? ncclFloat8e4m3 : options.dtype;
+    return recipe_of(options.recipe).forwards_scales ? kForwarded.received_type : options.dtype;
 }
 
 ncclDataType_t output_dtype(const Options& options) {
-    return options.recipe == NCCL_EP_DISP_QUANT_NONE ? options.dtype : ncclFloat8e4m3;
+    const DispatchRecipe& recipe = quantisation_of(options);
+    return recipe.computes_scales() ? recipe.received_type : options.dtype;
 }
 
 size_t input_element_bytes(const Options& options) { return bytes_of(input_dtype(options)); }
@@ -87,7 +107,8 @@ size_t output_element_bytes(const Options& options) { return bytes_of(output_dty
 size_t combine_element_bytes(const Options& options) { return bytes_of(options.dtype); }
 
 size_t num_scales(const Options& options) {
-    return options.recipe == NCCL_EP_DISP_QUANT_NONE ? 0 : static_cast<size_t>(options.hidden) / kScaleBlock;
+    const DispatchRecipe& recipe = quantisation_of(options);
+    return recipe.computes_scales() ? static_cast<size_t>(options.hidden) / recipe.scale_block : 0;
 }
 
 std::vector<float> token_values(const Options& options, int rank, int token) {
@@ -103,7 +124,7 @@ std::vector<float> token_values(const Options& options, int rank, int token) {
 
 Row input_row(const Options& options, int rank, int token) {
     Row row;
-    if (options.recipe == NCCL_EP_DISP_QUANT_FWD) {
+    if (recipe_of(options.recipe).forwards_scales) {
         return expected_row(options, rank, token);
     }
     row.bytes.resize(static_cast<size_t>(options.hidden) * input_element_bytes(options));
@@ -112,8 +133,9 @@ Row input_row(const Options& options, int rank, int token) {
 }
 
 Row expected_row(const Options& options, int rank, int token) {
-    return options.recipe == NCCL_EP_DISP_QUANT_NONE ? input_row(options, rank, token)
-                                                     : quantised(token_values(options, rank, token));
+    const DispatchRecipe& recipe = quantisation_of(options);
+    return recipe.computes_scales() ? quantised(recipe, token_values(options, rank, token))
+                                    : input_row(options, rank, token);
 }
 
 std::vector<float> draw_weights(const Options& options, int rank) {

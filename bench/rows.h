@@ -22,8 +22,6 @@ size_t input_element_bytes(const Options& options);
 size_t output_element_bytes(const Options& options);
 ncclDataType_t input_dtype(const Options& options);
 ncclDataType_t output_dtype(const Options& options);
-// Elements of a row that share a scale of --combine-recipe mxfp8.
-inline constexpr size_t kMxfp8Block = 32;
 size_t num_scales(const Options& options);  // a row; 0 without a recipe
 
 // The type of the experts' outputs and of combine's results.

@@ -220,9 +220,12 @@ ncclEpTensor_t* Session::make_routing(const Handle& handle, uint32_t num_tokens)
 
 ncclEpLayout_t Session::choose_layout(const Group& group) {
     const uint8_t choice = input_.byte();
-    return choice < 140   ? NCCL_EP_LAYOUT_EXPERT_MAJOR
-           : choice < 240 ? (group.is_ht ? NCCL_EP_LAYOUT_FLAT : NCCL_EP_LAYOUT_RANK_MAJOR)
-                          : static_cast<ncclEpLayout_t>(choice - 240);
+    if (choice < 140) return NCCL_EP_LAYOUT_EXPERT_MAJOR;
+    if (choice >= 240) return static_cast<ncclEpLayout_t>(choice - 240);
+    const auto is_another = [&](const Layout& layout) {
+        return (group.is_ht ? layout.in_ht : layout.in_ll) && layout.value != NCCL_EP_LAYOUT_EXPERT_MAJOR;
+    };
+    return fitting_row(kLayouts, choice, is_another).value;
 }
 
 Session::Group Session::choose_group() {

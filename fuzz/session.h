@@ -17,6 +17,8 @@
 
 #include "crossdock.h"
 #include "fuzz/input.h"
+#include "src/core/layouts.h"
+#include "src/core/recipes.h"
 
 namespace crossdock::fuzz {
 
@@ -40,6 +42,16 @@ struct Padded {
         std::memset(tail, 0xee, sizeof tail);
     }
 };
+
+// Of the rows of a table that fit, the one that a byte decides; the table's first row, if none fits.
+template <class Row, size_t kNum, class Fits>
+Row fitting_row(const Row (&table)[kNum], uint32_t choice, Fits fits) {
+    std::vector<Row> fitting;
+    for (const Row& row : table) {
+        if (fits(row)) fitting.push_back(row);
+    }
+    return fitting.empty() ? table[0] : fitting[choice % fitting.size()];
+}
 
 // What a session has in common with that of the other rank.
 struct SessionKind {

@@ -232,15 +232,18 @@ void Session::dispatch() {
     static constexpr uint32_t kHidden[] = {16, 8, 32, 128, 256, 512, 7, 24};
     static constexpr ncclDataType_t kTypes[] = {ncclBfloat16, ncclFloat16, ncclFloat32, ncclUint8};
     const uint8_t kind = input_.byte();
-    const auto recipe = kind < 150   ? NCCL_EP_DISP_QUANT_NONE
-                        : kind < 200 ? NCCL_EP_DISP_QUANT_FWD
-                                     : NCCL_EP_DISP_QUANT_DS_FP8E3M4;
-    const bool is_fp8 = recipe == NCCL_EP_DISP_QUANT_DS_FP8E3M4;
-    const ncclDataType_t dtype = is_fp8                             ? ncclBfloat16
-                                 : recipe == NCCL_EP_DISP_QUANT_FWD ? ncclFloat8e4m3
-                                                                    : kTypes[input_.below(4)];
-    handle.hidden = is_fp8 ? 512 : kHidden[input_.below(8)];
-    const size_t scales = is_fp8 ? handle.hidden / 128 : 4;
+    const DispatchRecipe recipe =
+        kind < 150 ? recipe_of(NCCL_EP_DISP_QUANT_NONE)
+        : kind < 200
+            ? recipe_of(NCCL_EP_DISP_QUANT_FWD)
+            : fitting_row(kDispatchRecipes, kind, [](const DispatchRecipe& each) { return each.computes_scales(); });
+    const bool computes_scales = recipe.computes_scales();
+    const ncclDataType_t dtype = computes_scales          ? recipe.token_type
+                                 : recipe.forwards_scales ? ncclFloat8e4m3
+                                                          : kTypes[input_.below(4)];
+    handle.hidden = computes_scales ? 512 : kHidden[input_.below(8)];
+    const size_t scales = computes_scales ? handle.hidden / recipe.scale_block : 4;
+    const ncclDataType_t scale_type = computes_scales ? recipe.scale_type : ncclFloat32;
 
     Padded<ncclEpDispatchInputs_t> inputs;
     Padded<ncclEpDispatchOutputs_t> outputs;
@@ -248,18 +251,18 @@ void Session::dispatch() {
     Padded<ncclEpDispatchConfig_t> config;
     inputs.whole.tokens = tensor(dtype, {handle.num_tokens, handle.hidden});
     inputs.whole.topk_weights = tensor_if(!is_expert_major, ncclFloat32, {handle.num_tokens, handle.topk});
-    inputs.whole.scales = tensor_if(recipe == NCCL_EP_DISP_QUANT_FWD, ncclFloat32, {handle.num_tokens, scales});
-    outputs.whole.tokens = tensor(is_fp8 ? ncclFloat8e4m3 : dtype, {zones, slots, handle.hidden});
+    inputs.whole.scales = tensor_if(recipe.forwards_scales, scale_type, {handle.num_tokens, scales});
+    outputs.whole.tokens = tensor(computes_scales ? recipe.received_type : dtype, {zones, slots, handle.hidden});
     outputs.whole.topk_weights = tensor_if(!is_expert_major, ncclFloat32, {zones, slots, handle.topk});
     outputs.whole.topk_idx = tensor_if(!is_expert_major, ncclInt32, {zones, slots, handle.topk});
-    outputs.whole.scales = tensor_if(recipe != NCCL_EP_DISP_QUANT_NONE, ncclFloat32, {zones, slots, scales});
+    outputs.whole.scales = tensor_if(recipe.forwards_scales || computes_scales, scale_type, {zones, slots, scales});
     layout_info.whole.expert_counters = tensor_if(is_expert_major, ncclInt32, {zones});
     layout_info.whole.src_rank_counters = tensor_if(!is_expert_major, ncclInt32, {zones});
     layout_info.whole.recv_topk_idx_kind = static_cast<ncclEpExpertIdKind_t>(input_.or_edge(input_.below(3)));
     config.whole.send_only = input_.below(3) == 0;
-    config.whole.round_scales = is_fp8 ? input_.below(2) : input_.or_edge(0);
+    config.whole.round_scales = computes_scales ? input_.below(2) : input_.or_edge(0);
     config.whole.pass_direction = static_cast<ncclEpPassDir_t>(input_.rarely() ? input_.byte() : 0);
-    config.whole.quant_recipe = static_cast<ncclEpDispQuant_t>(input_.or_edge(recipe));
+    config.whole.quant_recipe = static_cast<ncclEpDispQuant_t>(input_.or_edge(recipe.value));
     const ncclDataType_t wide = input_.below(2) == 0 ? ncclInt32 : ncclInt64;
     layout_info.whole.expert_offsets = tensor_if(input_.below(4) == 0, wide, {handle.group.num_experts / num_ranks});
     layout_info.whole.recv_total_counter = tensor_if(input_.below(4) == 0, wide, {1});
@@ -268,7 +271,7 @@ void Session::dispatch() {
     expect(result, "ncclEpDispatch");
     const bool is_whole = config.whole.send_only == 0 && config.whole.size >= NCCL_EP_DISPATCH_CONFIG_V1_SIZE;
     if (is_last_call_ && result == ncclSuccess && is_whole && !handle.group.has_masks) {
-        passed_ = {true, handle.group.number, handle.layout, handle.topk, handle.hidden, dtype, recipe};
+        passed_ = {true, handle.group.number, handle.layout, handle.topk, handle.hidden, dtype, recipe.value};
     }
 }
 
@@ -284,20 +287,24 @@ void Session::combine() {
     const size_t zones = is_expert_major ? handle.group.num_experts / num_ranks : num_ranks;
     const size_t slots = is_expert_major ? num_ranks * max_tokens : max_tokens;
     static constexpr ncclDataType_t kTypes[] = {ncclBfloat16, ncclFloat16, ncclFloat32, ncclBfloat16};
-    const bool is_fp4 = input_.byte() >= 224;
-    const ncclDataType_t dtype = is_fp4 ? ncclBfloat16 : kTypes[input_.below(4)];
-    const size_t hidden = is_fp4 ? 32 : input_.byte() < 200 ? handle.hidden : 16;
+    const uint8_t kind = input_.byte();
+    const CombineRecipe recipe = kind < 224 ? recipe_of(NCCL_EP_COMB_QUANT_NONE)
+                                            : fitting_row(kCombineRecipes, kind, [](const CombineRecipe& each) {
+                                                  return each.in_ll && each.quantises();
+                                              });
+    const ncclDataType_t dtype = recipe.quantises() ? ncclBfloat16 : kTypes[input_.below(4)];
+    const size_t hidden = recipe.quantises() ? recipe.row_multiple : input_.byte() < 200 ? handle.hidden : 16;
 
     Padded<ncclEpCombineInputs_t> inputs;
     Padded<ncclEpCombineOutputs_t> outputs;
     Padded<ncclEpCombineConfig_t> config;
     inputs.whole.tokens = tensor(dtype, {zones, slots, hidden});
-    inputs.whole.scales = tensor_if(is_fp4, ncclFloat32, {zones, slots, 1});
+    inputs.whole.scales = tensor_if(recipe.takes_row_scales, ncclFloat32, {zones, slots, 1});
     outputs.whole.tokens = tensor(dtype, {handle.num_tokens, hidden});
     outputs.whole.topk_weights = tensor_if(is_expert_major, ncclFloat32, {handle.num_tokens, handle.topk});
     config.whole.send_only = input_.below(3) == 0;
     config.whole.pass_direction = static_cast<ncclEpPassDir_t>(input_.rarely() ? input_.byte() : 0);
-    config.whole.quant_recipe = static_cast<ncclEpCombQuant_t>(input_.or_edge(is_fp4 ? NCCL_EP_COMB_QUANT_NVFP4 : 0));
+    config.whole.quant_recipe = static_cast<ncclEpCombQuant_t>(input_.or_edge(recipe.value));
     expect(ncclEpCombine(handle.handle, break_struct(inputs), break_struct(outputs), break_struct(config), nullptr),
            "ncclEpCombine");
 }

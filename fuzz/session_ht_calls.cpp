@@ -84,10 +84,13 @@ void Session::combine_ht(const Handle& handle) {
     const bool is_flat = handle.layout == NCCL_EP_LAYOUT_FLAT;
     const bool is_backward = input_.below(3) == 0;
     static constexpr ncclDataType_t kTypes[] = {ncclBfloat16, ncclFloat16, ncclFloat32, ncclBfloat16};
-    const uint32_t kind = input_.below(4);
-    const bool is_mxfp8 = kind == 3 && !is_flat;
+    const uint8_t choice = input_.byte();
+    const uint32_t kind = choice % 4;
+    const CombineRecipe recipe = fitting_row(kCombineRecipes, choice / 4, [=](const CombineRecipe& each) {
+        return kind == 3 && each.in_ht && each.quantises() && !(is_flat && each.needs_expert_major);
+    });
     const ncclDataType_t dtype = kTypes[kind];
-    const size_t hidden = input_.byte() < 200 ? handle.hidden : is_mxfp8 ? 96 : 16;
+    const size_t hidden = input_.byte() < 200 ? handle.hidden : recipe.quantises() ? 3 * recipe.row_multiple : 16;
     const size_t rows = num_rows(handle);
 
     Padded<ncclEpCombineInputs_t> inputs;
@@ -103,7 +106,7 @@ void Session::combine_ht(const Handle& handle) {
     outputs.whole.topk_weights = tensor_if(is_backward, ncclFloat32, {handle.num_tokens, handle.topk});
     config.whole.send_only = input_.below(2);
     config.whole.pass_direction = static_cast<ncclEpPassDir_t>(input_.or_edge(is_backward ? 1 : 0));
-    config.whole.quant_recipe = static_cast<ncclEpCombQuant_t>(input_.or_edge(is_mxfp8 ? NCCL_EP_COMB_QUANT_MXFP8 : 0));
+    config.whole.quant_recipe = static_cast<ncclEpCombQuant_t>(input_.or_edge(recipe.value));
     expect(ncclEpCombine(handle.handle, break_struct(inputs), break_struct(outputs), break_struct(config), nullptr),
            "ncclEpCombine");
 }

@@ -155,7 +155,7 @@ void bind_arguments(nb::module_& module) {
 
     nb::class_<CombineInputs>(module, "CombineInputs",
                               "The experts' rows, where dispatch put them: tokens; topk_weights (backward); scales "
-                              "(recipe NVFP4).")
+                              "(recipes that take one per row).")
         .def(
             "__init__",
             [](CombineInputs* self, nb::object tokens, nb::object topk_weights, nb::object scales) {

@@ -1,20 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "configs.h"
+#include "src/core/layouts.h"
+#include "src/core/recipes.h"
 
 namespace nb = nanobind;
 
 namespace crossdock::python {
+
+namespace {
+
+// The rows of a table of the library are the enum's members.
+template <typename Row, size_t kNum>
+void bind_table(nb::module_& module, const char* name, const Row (&table)[kNum], const char* meaning) {
+    nb::enum_<decltype(Row::value)> bound(module, name, nb::is_arithmetic(), meaning);
+    for (const Row& row : table) bound.value(row.name, row.value, row.meaning);
+}
+
+}  // namespace
 
 void bind_enums(nb::module_& module) {
     nb::enum_<ncclEpAlgorithm_t>(module, "Algorithm", nb::is_arithmetic(), "What a group is tuned for.")
         .value("LOW_LATENCY", NCCL_EP_ALGO_LOW_LATENCY, "Few tokens: one kernel per operation, no routing exchange.")
         .value("HIGH_THROUGHPUT", NCCL_EP_ALGO_HIGH_THROUGHPUT,
                "Many tokens: update exchanges the routing, receive arrays are dense.");
-    nb::enum_<ncclEpLayout_t>(module, "Layout", nb::is_arithmetic(), "How dispatched rows lie in the receive array.")
-        .value("UNSET", NCCL_EP_LAYOUT_UNSET, "Not a layout.")
-        .value("EXPERT_MAJOR", NCCL_EP_LAYOUT_EXPERT_MAJOR, "Low latency: [L, R*M, H]; high throughput: [N, H].")
-        .value("RANK_MAJOR", NCCL_EP_LAYOUT_RANK_MAJOR, "[R, M, H], low latency only.")
-        .value("FLAT", NCCL_EP_LAYOUT_FLAT, "[N, H], high throughput only.");
+    bind_table(module, "Layout", kLayouts, "How dispatched rows lie in the receive array.");
     nb::enum_<ncclEpPassDir_t>(module, "PassDir", nb::is_arithmetic(), "Direction of a training step.")
         .value("FWD", NCCL_EP_FWD_PASS)
         .value("BWD", NCCL_EP_BWD_PASS);
@@ -32,17 +41,9 @@ void bind_enums(nb::module_& module) {
         .value("AUTO", NCCL_EP_EXPERT_ID_AUTO, "As LOCAL.")
         .value("LOCAL", NCCL_EP_EXPERT_ID_LOCAL, "0 .. L-1.")
         .value("GLOBAL", NCCL_EP_EXPERT_ID_GLOBAL, "0 .. E-1.");
-    nb::enum_<ncclEpDispQuant_t>(module, "DispatchQuantizationRecipe", nb::is_arithmetic(),
-                                 "What dispatch does to rows and scales on the way.")
-        .value("NONE", NCCL_EP_DISP_QUANT_NONE, "Rows travel as they are; no scales.")
-        .value("FWD", NCCL_EP_DISP_QUANT_FWD, "Quantised rows and their scales travel unchanged.")
-        .value("DS_FP8E3M4", NCCL_EP_DISP_QUANT_DS_FP8E3M4, "bf16 is quantised to e4m3, a scale for 128 elements.");
-    nb::enum_<ncclEpCombQuant_t>(module, "CombineQuantizationRecipe", nb::is_arithmetic(),
-                                 "What combine does to rows on the way.")
-        .value("NONE", NCCL_EP_COMB_QUANT_NONE, "Rows travel as they are.")
-        .value("NVFP4", NCCL_EP_COMB_QUANT_NVFP4, "bf16 rows travel as 4-bit floats with scales; low latency.")
-        .value("MXFP8", NCCL_EP_COMB_QUANT_MXFP8,
-               "bf16 rows travel as e4m3 with a power of two per 32 elements; high throughput, expert-major.");
+    bind_table(module, "DispatchQuantizationRecipe", kDispatchRecipes,
+               "What dispatch does to rows and scales on the way.");
+    bind_table(module, "CombineQuantizationRecipe", kCombineRecipes, "What combine does to rows on the way.");
     nb::enum_<crossdockSums_t>(module, "Sums", nb::is_arithmetic(), "How the low-latency expert-major combine sums.")
         .value("EXACT", CROSSDOCK_SUMS_EXACT, "Every row travels; fp32 in order of k, one rounding.")
         .value("SENDER", CROSSDOCK_SUMS_SENDER, "A rank sums a token's rows first: less traffic, one rounding more.");

@@ -28,7 +28,7 @@ Problem random_problem(uint64_t seed, int num_ranks) {
     limits.most_tokens = 12;
     limits.quantised_combines = false;
     Problem problem = crossdock::testing::random_problem(seed, limits);
-    if (problem.recipe == Recipe::kV1Fp8) problem.recipe = Recipe::kFp8;  // only callers of version 1 can ask for it
+    problem.asks_as_v1 = false;  // only callers of version 1 can
     problem.sums = CROSSDOCK_SUMS_EXACT;
     return problem;
 }
@@ -37,7 +37,7 @@ Problem random_problem(uint64_t seed, int num_ranks) {
 Problem random_ht_problem(uint64_t seed, int num_ranks, bool is_flat, size_t alignment) {
     Problem problem = random_problem(seed, num_ranks);
     problem.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
-    problem.recipe = Recipe::kNone;
+    problem.recipe = NCCL_EP_DISP_QUANT_NONE;
     problem.token_type = problem.combine_type;
     problem.hidden = problem.combine_hidden;
     problem.num_scales = 0;
@@ -78,7 +78,7 @@ NB_MODULE(c_reference, module) {
         .def_ro("round_scales", &Problem::round_scales)
         .def_ro("combine_hidden", &Problem::combine_hidden)
         .def_prop_ro("layout", [](const Problem& problem) { return static_cast<int>(problem.layout); })
-        .def_prop_ro("recipe", [](const Problem& problem) { return static_cast<int>(quant_recipe(problem.recipe)); })
+        .def_prop_ro("recipe", [](const Problem& problem) { return static_cast<int>(problem.recipe); })
         .def_prop_ro("id_kind", [](const Problem& problem) { return static_cast<int>(problem.id_kind); })
         .def_prop_ro("index_is_64_bit", [](const Problem& problem) { return problem.index_type == ncclInt64; })
         .def_prop_ro("token_type", [](const Problem& problem) { return static_cast<int>(problem.token_type); })

@@ -2,20 +2,28 @@
 #include "core/device_support.h"
 
 #include <algorithm>
-#include <array>
+#include <string>
 
 #include "core/error.h"
-#include "nccl_ep/ep_enums.h"
+#include "core/recipes.h"
 
 namespace crossdock {
 
 void expect_supported_combine(unsigned int recipe, int compute_capability) {
-    if (recipe != NCCL_EP_COMB_QUANT_NVFP4) return;
-    constexpr std::array kConvertsToE2m1{0, 100, 103, 110, 120, 121};
-    require(std::ranges::find(kConvertsToE2m1, compute_capability) != kConvertsToE2m1.end(), ncclInvalidUsage,
-            "config->quant_recipe is NVFP4, which needs a GPU of compute capability 10.0, 10.3, 11.0, 12.0 or 12.1; "
-            "this one has {}.{}",
-            compute_capability / 10, compute_capability % 10);
+    if (compute_capability == 0) return;
+    for (const CombineRecipe& known : kCombineRecipes) {
+        const std::span<const int> capable = known.compute_capabilities;
+        if (static_cast<unsigned int>(known.value) != recipe || capable.empty()) continue;
+        if (std::ranges::find(capable, compute_capability) != capable.end()) continue;
+        std::string names;
+        for (const int each : capable) {
+            const char* between = names.empty() ? "" : each == capable.back() ? " or " : ", ";
+            names += fmt::format("{}{}.{}", between, each / 10, each % 10);
+        }
+        fail(ncclInvalidUsage,
+             "config->quant_recipe is {}, which needs a GPU of compute capability {}; this one has {}.{}", known.label,
+             names, compute_capability / 10, compute_capability % 10);
+    }
 }
 
 }  // namespace crossdock

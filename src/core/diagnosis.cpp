@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "core/layouts.h"
 #include "core/tensor.h"
 #include "kernels/agreement.h"
 #include "kernels/peer_numbers.h"
@@ -49,20 +50,6 @@ const char* name_of(Term term, OperationKind operation) {
     return "";
 }
 
-const char* name_of(ncclEpLayout_t layout) {
-    switch (layout) {
-        case NCCL_EP_LAYOUT_UNSET:
-            return "unset";
-        case NCCL_EP_LAYOUT_EXPERT_MAJOR:
-            return "expert-major";
-        case NCCL_EP_LAYOUT_RANK_MAJOR:
-            return "rank-major";
-        case NCCL_EP_LAYOUT_FLAT:
-            return "flat";
-    }
-    return "another";
-}
-
 // A folded value: the value itself, or "large" and its hash.
 std::string unfolded(uint32_t bits, uint64_t folded, uint64_t unit) {
     if (!Terms::is_hash(bits, folded)) return fmt::format("{}", unit * folded);
@@ -85,7 +72,7 @@ std::string value_of(Term term, uint64_t value, OperationKind operation) {
         case Term::kDtype:
             return dtype_name(static_cast<ncclDataType_t>(value));
         case Term::kLayout:
-            return name_of(static_cast<ncclEpLayout_t>(value));
+            return label_of(static_cast<ncclEpLayout_t>(value));
         case Term::kDirection:
             return value == 0 ? "forward" : "backward";
         case Term::kSums:

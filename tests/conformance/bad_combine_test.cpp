@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "conformance/support/bad_call.h"
+#include "conformance/support/modes.h"
 #include "conformance/support/with_lsa_team.h"
 
 namespace crossdock::testing {
@@ -11,6 +12,59 @@ namespace {
 
 using Row = Spoiled<CombineCall>;
 using Call = CombineCall&;
+
+// Of either mode.
+
+const Row kQuantised[] = {
+    {"rows of fp16", [](Call c) { c.quantise(), c.rows.tensor.datatype = c.combined.tensor.datatype = ncclFloat16; },
+     "allowed: bfloat16"},
+    {"a multiple and a half of elements",
+     [](Call c) { c.quantise(), c.rows.width() = c.combined.width() = c.victim.combine_recipe.row_multiple * 3 / 2; },
+     "multiples of"},
+};
+const Row kRowScales[] = {
+    {"no scales", [](Call c) { c.quantise(), c.inputs.scales = nullptr; }, "scales"},
+    {"scales of another type", [](Call c) { c.quantise(), c.scales.tensor.datatype = ncclBfloat16; }, "scales"},
+    {"two scales per row", [](Call c) { c.quantise(), c.scales.width() = 2; }, "scales"},
+    {"scales of fewer rows", [](Call c) { c.quantise(), c.scales.sizes[c.scales.tensor.ndim - 2] -= 1; }, "scales"},
+};
+const Row kNoRowScales[] = {
+    {"scales", [](Call c) { c.quantise(), c.inputs.scales = &c.scales.tensor; }, "scales"},
+};
+const Row kOfAnotherMode[] = {
+    {"a recipe of the other mode", [](Call c) { c.quantise(), c.inputs.scales = nullptr; }, "is for"},
+};
+
+// Every recipe that quantises: in its mode with tensors that it does not take, in the other mode at all. A GPU may lack
+// the recipe itself, which is judged before.
+void check_recipes(RankContext& context, ncclEpAlgorithm_t mode, ncclEpLayout_t layout) {
+    Victim victim(context, mode, layout);
+    for (const CombineRecipe& recipe : kCombineRecipes) {
+        victim.combine_recipe = recipe;
+        if (!recipe.quantises() || (context.is_gpu() && !recipe.compute_capabilities.empty())) continue;
+        if (!recipe.is_in(mode)) {
+            check_refusals(context, victim, kOfAnotherMode);
+            continue;
+        }
+        if (recipe.needs_expert_major && layout != NCCL_EP_LAYOUT_EXPERT_MAJOR) continue;
+        if (recipe.needs_one_team && !is_one_lsa_team(context.num_ranks())) continue;
+        check_refusals(context, victim, kQuantised);
+        if (recipe.takes_row_scales) {
+            check_refusals(context, victim, kRowScales);
+        } else {
+            check_refusals(context, victim, kNoRowScales);
+        }
+    }
+}
+
+TEST_BOTH_MODES(BadCombine, Recipes) {
+    on_each_backend(kEveryBackend, [=](const BackendSpec& spec) {
+        for (const ncclEpLayout_t layout : layouts_of(mode)) {
+            expect_clean(spec, ranks_or(2), std::nullopt,
+                         [=](RankContext& context) { check_recipes(context, mode, layout); });
+        }
+    });
+}
 
 // Low latency.
 
@@ -21,18 +75,7 @@ const Row kLlExpertMajor[] = {
     {"weights of another type", [](Call c) { c.weights.tensor.datatype = ncclFloat16; }, "topk_weights"},
     {"weights of another width", [](Call c) { c.weights.sizes[1] = 1; }, "topk_weights"},
     {"weights with other rows", [](Call c) { c.weights.sizes[0] = 4; }, "topk_weights"},
-    {"a recipe of high throughput", [](Call c) { c.config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8; }, "2 (MXFP8)"},
     {"backward", [](Call c) { c.config.pass_direction = NCCL_EP_BWD_PASS; }, "pass_direction", ncclInvalidUsage},
-};
-
-const Row kNvfp4[] = {
-    {"no scales", [](Call c) { c.quantise(), c.inputs.scales = nullptr; }, "scales"},
-    {"scales of another type", [](Call c) { c.quantise(), c.scales.tensor.datatype = ncclBfloat16; }, "scales"},
-    {"two scales per row", [](Call c) { c.quantise(), c.scales.sizes[2] = 2; }, "scales"},
-    {"scales of fewer slots", [](Call c) { c.quantise(), c.scales.sizes[1] -= 1; }, "scales"},
-    {"rows of fp16", [](Call c) { c.quantise(), c.rows.tensor.datatype = c.combined.tensor.datatype = ncclFloat16; },
-     "tokens"},
-    {"48 elements", [](Call c) { c.quantise(), c.rows.sizes[2] = c.combined.sizes[1] = 48; }, "32"},
 };
 
 // Whoever asks for NVFP4 where the device cannot learns that, whatever else is wrong: the mode, the layout, the
@@ -57,17 +100,6 @@ TEST(BadCombine, Fp4OnADeviceWithoutItIsRefusedFirst) {
 
 TEST(BadCombine, Tensors) { check_on_each_backend(kLowLatency, NCCL_EP_LAYOUT_EXPERT_MAJOR, kLlExpertMajor); }
 
-TEST(BadCombine, Nvfp4) {
-    on_each_backend(kCpuBackends, [](const BackendSpec& spec) {
-        for (const ncclEpLayout_t layout : kLlLayouts) {
-            expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
-                Victim victim(context, kLowLatency, layout);
-                check_refusals(context, victim, kNvfp4);
-            });
-        }
-    });
-}
-
 TEST(BadCombine, NeedsADispatch) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
@@ -85,24 +117,9 @@ const Row kForward[] = {
     {"rows 3-D", [](Call c) { c.rows.tensor.ndim = 3, c.rows.sizes[2] = 1; }, "tokens"},
     {"forbidden weights", [](Call c) { c.inputs.topk_weights = &c.weights.tensor; }, "topk_weights"},
 };
-const Row kRecipeOfLowLatency[] = {
-    {"a recipe of low latency", [](Call c) { c.config.quant_recipe = NCCL_EP_COMB_QUANT_NVFP4; }, "quant_recipe"},
-};
 
 TEST(HtBadCombine, Forward) {
     for (const ncclEpLayout_t layout : kHtLayouts) check_on_each_backend(kHighThroughput, layout, kForward);
-}
-
-// A GPU may lack NVFP4 itself, which is judged before.
-TEST(HtBadCombine, Nvfp4) {
-    on_each_backend(kCpuBackends, [](const BackendSpec& spec) {
-        for (const ncclEpLayout_t layout : kHtLayouts) {
-            expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
-                Victim victim(context, kHighThroughput, layout);
-                check_refusals(context, victim, kRecipeOfLowLatency);
-            });
-        }
-    });
 }
 
 const Row kBackward[] = {
@@ -142,34 +159,11 @@ TEST(HtBadCombine, WeightsOfALayout) {
     check_on_each_backend(kHighThroughput, NCCL_EP_LAYOUT_EXPERT_MAJOR, kExpertMajorBackward);
 }
 
-const Row kHtQuantised[] = {
-    {"MXFP8 of fp16",
-     [](Call c) {
-         c.config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8;
-         c.rows.tensor.datatype = c.combined.tensor.datatype = ncclFloat16;
-     },
-     "allowed: bfloat16"},
-    {"MXFP8 rows of 48 elements",
-     [](Call c) {
-         c.config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8;
-         c.rows.sizes[1] = c.combined.sizes[1] = 48;
-     },
-     "multiples of 32"},
-    {"MXFP8 with scales",
-     [](Call c) {
-         c.config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8;
-         c.inputs.scales = &c.scales.tensor;
-     },
-     "scales"},
-};
 const Row kQuantisedFlat[] = {
     {"MXFP8", [](Call c) { c.config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8; }, "allowed in expert-major layout"},
 };
 
-TEST(HtBadCombine, QuantisedRows) {
-    if (is_one_lsa_team(ranks_or(2))) check_on_each_backend(kHighThroughput, NCCL_EP_LAYOUT_EXPERT_MAJOR, kHtQuantised);
-    check_on_each_backend(kHighThroughput, NCCL_EP_LAYOUT_FLAT, kQuantisedFlat);
-}
+TEST(HtBadCombine, QuantisedFlatRows) { check_on_each_backend(kHighThroughput, NCCL_EP_LAYOUT_FLAT, kQuantisedFlat); }
 
 // Between teams rows are summed on their way, so they cross as they are.
 TEST(HtBadCombine, QuantisedRowsStayInATeam) {

@@ -57,26 +57,37 @@ const Row kRankMajor[] = {
 TEST(BadDispatch, RankMajor) { check_on_each_backend(kLowLatency, NCCL_EP_LAYOUT_RANK_MAJOR, kRankMajor); }
 
 const Row kLlQuantised[] = {
-    {"misaligned FP8 scales", [](Call c) { c.quantise(), c.received_scales.tensor.data = c.victim.output() + 1; },
+    {"misaligned scales", [](Call c) { c.quantise(), c.received_scales.tensor.data = c.victim.output() + 1; },
      "a multiple of 4"},
-    {"FP8 of fp16", [](Call c) { c.quantise(), c.tokens.tensor.datatype = ncclFloat16; }, "tokens"},
-    {"FP8 into bf16", [](Call c) { c.quantise(), c.received.tensor.datatype = ncclBfloat16; }, "tokens"},
-    {"FP8 without scales", [](Call c) { c.quantise(), c.outputs.scales = nullptr; }, "scales"},
-    {"FP8 with input scales",
+    {"rows of fp16", [](Call c) { c.quantise(), c.tokens.tensor.datatype = ncclFloat16; }, "tokens"},
+    {"rows into bf16", [](Call c) { c.quantise(), c.received.tensor.datatype = ncclBfloat16; }, "tokens"},
+    {"no scales", [](Call c) { c.quantise(), c.outputs.scales = nullptr; }, "scales"},
+    {"input scales",
      [](Call c) {
          c.forward_scales();
          c.quantise();
      },
      "scales"},
-    {"FP8 scales of another width", [](Call c) { c.quantise(), c.received_scales.sizes[2] = 8; }, "scales"},
-    {"FP8 scales of another type", [](Call c) { c.quantise(), c.received_scales.tensor.datatype = ncclBfloat16; },
+    {"scales of another width", [](Call c) { c.quantise(), c.received_scales.sizes[2] *= 2; }, "scales"},
+    {"scales of another type", [](Call c) { c.quantise(), c.received_scales.tensor.datatype = ncclBfloat16; },
      "scales"},
-    {"FP8 of 64 elements", [](Call c) { c.quantise(), c.tokens.sizes[1] = c.received.sizes[2] = 64; }, "128"},
+    {"rows of half a block",
+     [](Call c) { c.quantise(), c.tokens.sizes[1] = c.received.sizes[2] = c.victim.dispatch_recipe.scale_block / 2; },
+     "multiples of"},
 };
 
 TEST(BadDispatch, Recipes) {
-    check_on_each_backend(kLowLatency, NCCL_EP_LAYOUT_EXPERT_MAJOR, kLlQuantised);
-    check_on_each_backend(kLowLatency, NCCL_EP_LAYOUT_RANK_MAJOR, kLlQuantised);
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        for (const ncclEpLayout_t layout : kLlLayouts) {
+            expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                Victim victim(context, kLowLatency, layout);
+                for (const DispatchRecipe& recipe : quantising_dispatches()) {
+                    victim.dispatch_recipe = recipe;
+                    check_refusals(context, victim, kLlQuantised);
+                }
+            });
+        }
+    });
 }
 
 // High throughput.

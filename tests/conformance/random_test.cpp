@@ -97,7 +97,7 @@ TEST_BOTH_MODES(Random, RowsOfOneByteElementsMatchTheReference) {
                     problem.hidden = 512;
                     for (const bool with_scales : {false, true}) {
                         if (with_scales) {
-                            problem.recipe = reference::Recipe::kForward;
+                            problem.recipe = NCCL_EP_DISP_QUANT_FWD;
                             problem.scale_type = ncclUint8;
                             problem.num_scales = problem.hidden / 32;
                         }
@@ -153,16 +153,20 @@ TEST(Random, SourcesWithFewAndManyTokensMeet) {
     plain.num_topk = 4;
     plain.hidden = plain.combine_hidden = 640;  // several segments of a row, the last one shorter
     plain.ranks.resize(plain.num_ranks);
-    Problem fp8 = plain;
-    fp8.recipe = reference::Recipe::kFp8;
-    fp8.num_scales = fp8.hidden / 128;
-    Problem sums = plain;
-    sums.sums = CROSSDOCK_SUMS_SENDER;
-    Problem nvfp4 = plain;
-    nvfp4.combine_recipe = NCCL_EP_COMB_QUANT_NVFP4;
+    std::vector<Problem> problems{plain, plain};
+    problems.back().sums = CROSSDOCK_SUMS_SENDER;
+    for (const DispatchRecipe& recipe : quantising_dispatches()) {
+        problems.push_back(plain);
+        problems.back().recipe = recipe.value;
+        problems.back().num_scales = plain.hidden / recipe.scale_block;
+    }
+    for (const CombineRecipe& recipe : quantising_combines(kLowLatency, false)) {
+        problems.push_back(plain);
+        problems.back().combine_recipe = recipe.value;
+    }
     on_each_backend(kEveryBackend, [&](const BackendSpec& spec) {
-        for (Problem problem : {plain, fp8, sums, nvfp4}) {
-            if (problem.combine_recipe == NCCL_EP_COMB_QUANT_NVFP4 && is_cuda(spec.kind)) continue;
+        for (Problem problem : problems) {
+            if (!recipe_of(problem.combine_recipe).compute_capabilities.empty() && is_cuda(spec.kind)) continue;
             for (const ncclEpLayout_t layout : kLlLayouts) {
                 problem.layout = layout;
                 if (!problem.expert_major()) problem.sums = CROSSDOCK_SUMS_EXACT;

@@ -11,17 +11,23 @@
 namespace crossdock::testing {
 namespace {
 
-using reference::Recipe;
-
 struct Scales {
-    Recipe recipe;
+    ncclEpDispQuant_t recipe;
     ncclDataType_t type;
     size_t num;  // a row
 };
 
-constexpr Scales kForwarded[] = {
-    {Recipe::kForward, ncclFloat32, 4}, {Recipe::kForward, ncclFloat16, 40}, {Recipe::kForward, ncclUint8, 16}};
-constexpr Scales kComputed[] = {{Recipe::kFp8, ncclFloat32, 4}};
+constexpr size_t kHidden = 512;
+constexpr Scales kForwarded[] = {{NCCL_EP_DISP_QUANT_FWD, ncclFloat32, 4},
+                                 {NCCL_EP_DISP_QUANT_FWD, ncclFloat16, 40},
+                                 {NCCL_EP_DISP_QUANT_FWD, ncclUint8, 16}};
+
+std::vector<Scales> computed_scales() {
+    std::vector<Scales> scales;
+    for (const DispatchRecipe& recipe : quantising_dispatches())
+        scales.push_back({recipe.value, recipe.scale_type, kHidden / recipe.scale_block});
+    return scales;
+}
 
 // All ranks in one LSA team, and each in one of its own where the network is simulated.
 void with_lsa_teams(const BackendSpec& spec, const auto& run) {
@@ -40,8 +46,8 @@ void check_low_latency(RankContext& context, const Scales& scales, ncclEpLayout_
     problem.num_topk = 3;
     problem.layout = layout;
     problem.recipe = scales.recipe;
-    problem.hidden = 512;
-    problem.token_type = scales.recipe == Recipe::kForward ? ncclFloat8e4m3 : ncclBfloat16;
+    problem.hidden = kHidden;
+    problem.token_type = scales.recipe == NCCL_EP_DISP_QUANT_FWD ? ncclFloat8e4m3 : ncclBfloat16;
     problem.scale_type = scales.type;
     problem.num_scales = scales.num;
     problem = rerouted(problem, 7);
@@ -62,7 +68,7 @@ void check_low_latency_everywhere(const BackendSpec& spec, const auto& table) {
         for (const ncclEpLayout_t layout : kLlLayouts) {
             for (const int max_tokens : {6, 40}) {  // on GPUs rows of few tokens travel in another form
                 for (const bool in_window : {false, true}) {
-                    if (in_window && scales.recipe == Recipe::kForward) continue;
+                    if (in_window && scales.recipe == NCCL_EP_DISP_QUANT_FWD) continue;
                     expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                         check_low_latency(context, scales, layout, max_tokens, in_window);
                     });
@@ -80,7 +86,7 @@ TEST(ScaleAlignment, LowLatencyForwards) {
 
 TEST(ScaleAlignment, LowLatencyQuantises) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        with_lsa_teams(spec, [&] { check_low_latency_everywhere(spec, kComputed); });
+        with_lsa_teams(spec, [&] { check_low_latency_everywhere(spec, computed_scales()); });
     });
 }
 

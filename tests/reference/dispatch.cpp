@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "src/core/recipes.h"
+
 namespace crossdock::reference {
 
 std::vector<std::vector<RowSource>> received_rows(const Problem& problem, int rank, const ActiveRanks& active) {
@@ -42,7 +44,7 @@ std::vector<char> choices_with_slot(const Problem& problem, int source, int toke
 
 ArrivedRow arrived_row(const Problem& problem, RowSource row) {
     std::vector<std::byte> tokens = token_row(problem, row.source, row.token);
-    if (computes_scales(problem.recipe)) return quantised(problem, tokens);
+    if (recipe_of(problem.recipe).computes_scales()) return quantised(problem, tokens);
     return {std::move(tokens),
             problem.has_scales() ? scale_row(problem, row.source, row.token) : std::vector<std::byte>()};
 }
@@ -91,7 +93,7 @@ Metadata metadata_of(const Problem& problem, int target, RowSource row) {
 }
 
 size_t scale_index(const Problem& problem, size_t row, size_t block) {
-    if (problem.recipe != Recipe::kV1Fp8) return row * problem.num_scales + block;
+    if (!problem.asks_as_v1) return row * problem.num_scales + block;
     const auto slots = static_cast<size_t>(problem.slots());
     return (row / slots * problem.num_scales + block) * slots + row % slots;
 }

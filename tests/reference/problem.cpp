@@ -7,7 +7,8 @@
 #include <cstring>
 
 #include "formats.h"
-#include "recipes.h"
+#include "src/core/layouts.h"
+#include "src/core/recipes.h"
 
 namespace crossdock::reference {
 namespace {
@@ -74,13 +75,16 @@ std::vector<std::byte> quantisable_row(uint64_t seed, size_t num_elements) {
 
 }  // namespace
 
-ncclDataType_t Problem::received_type() const { return reference::received_type(recipe, token_type); }
+ncclDataType_t Problem::received_type() const {
+    const DispatchRecipe& row = recipe_of(recipe);
+    return row.computes_scales() ? row.received_type : token_type;
+}
 size_t Problem::token_row_bytes() const { return hidden * type_bytes(token_type); }
 size_t Problem::received_row_bytes() const { return hidden * type_bytes(received_type()); }
 size_t Problem::scale_row_bytes() const { return num_scales * type_bytes(scale_type); }
 size_t Problem::combine_row_bytes() const { return combine_hidden * type_bytes(combine_type); }
 size_t Problem::max_token_bytes() const {
-    return std::max({token_row_bytes() + (recipe == Recipe::kForward ? scale_row_bytes() : 0),
+    return std::max({token_row_bytes() + (recipe == NCCL_EP_DISP_QUANT_FWD ? scale_row_bytes() : 0),
                      received_row_bytes() + scale_row_bytes(), combine_row_bytes()});
 }
 
@@ -111,20 +115,19 @@ std::string Problem::describe() const {
     return fmt::format(
         "{}{} R {} E {} M {} K {} B [{}] ids {}{} | dispatch {} H {} recipe {}{} S {} {} id kind {} | combine {} H {} "
         "recipe {}{}",
-        is_ht() ? "HT " : "",
-        expert_major() ? "expert-major"
-        : is_ht()      ? "flat"
-                       : "rank-major",
-        num_ranks, num_experts, max_tokens, num_topk, tokens, type_name(index_type),
-        is_ht() ? fmt::format(" {} alignment {}", room, alignment) : "", type_name(token_type), hidden, name_of(recipe),
-        round_scales ? " rounded" : "", num_scales, type_name(scale_type), static_cast<int>(id_kind),
-        type_name(combine_type), combine_hidden, name_of(combine_recipe),
-        sums == CROSSDOCK_SUMS_SENDER ? " sender sums" : "");
+        is_ht() ? "HT " : "", label_of(layout), num_ranks, num_experts, max_tokens, num_topk, tokens,
+        type_name(index_type), is_ht() ? fmt::format(" {} alignment {}", room, alignment) : "", type_name(token_type),
+        hidden, recipe_of(recipe).name,
+        asks_as_v1     ? " (v1)"
+        : round_scales ? " rounded"
+                       : "",
+        num_scales, type_name(scale_type), static_cast<int>(id_kind), type_name(combine_type), combine_hidden,
+        recipe_of(combine_recipe).name, sums == CROSSDOCK_SUMS_SENDER ? " sender sums" : "");
 }
 
 std::vector<std::byte> token_row(const Problem& problem, int source, int token) {
     const uint64_t seed = row_seed(problem, Stream::kTokens, 0, {source, token, 0});
-    if (computes_scales(problem.recipe)) return quantisable_row(seed, problem.hidden);
+    if (recipe_of(problem.recipe).computes_scales()) return quantisable_row(seed, problem.hidden);
     return random_row(seed, problem.token_row_bytes());
 }
 

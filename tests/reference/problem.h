@@ -19,10 +19,6 @@ inline uint64_t mix(uint64_t value) {
     return value ^ (value >> 31);
 }
 
-// What dispatch does to rows, in the order of nccl_ep.h; kV1Fp8 is what version 1 callers get for a scales tensor
-// without a recipe.
-enum class Recipe { kNone, kForward, kFp8, kV1Fp8 };
-
 // How wild the values of combine's rows are.
 enum class Values { kModerate, kWide };
 
@@ -33,7 +29,7 @@ struct RankInput {
     std::vector<float> weights;
 };
 
-// High throughput takes the layouts FLAT and EXPERT_MAJOR, and the recipes kNone and kForward.
+// The mode must have the layout and the recipes (core/layouts.h, core/recipes.h).
 struct Problem {
     ncclEpAlgorithm_t algorithm = NCCL_EP_ALGO_LOW_LATENCY;
     uint64_t seed = 0;
@@ -44,7 +40,8 @@ struct Problem {
     ncclEpLayout_t layout = NCCL_EP_LAYOUT_EXPERT_MAJOR;
     ncclDataType_t index_type = ncclInt64;
 
-    Recipe recipe = Recipe::kNone;
+    ncclEpDispQuant_t recipe = NCCL_EP_DISP_QUANT_NONE;
+    bool asks_as_v1 = false;  // for DS_FP8E3M4, as version 1 does: by a tensor for scales, without a recipe
     bool round_scales = false;
     ncclDataType_t token_type = ncclBfloat16;  // of dispatch's input
     size_t hidden = 8;                         // elements of an input row
@@ -68,7 +65,7 @@ struct Problem {
 
     bool is_ht() const { return algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT; }
     bool expert_major() const { return layout == NCCL_EP_LAYOUT_EXPERT_MAJOR; }
-    bool has_scales() const { return recipe != Recipe::kNone; }
+    bool has_scales() const { return recipe != NCCL_EP_DISP_QUANT_NONE; }
     int local_experts() const { return num_experts / num_ranks; }
     // Low latency: the receive tensors are [blocks, slots, ...].
     int num_blocks() const { return expert_major() ? local_experts() : num_ranks; }

@@ -6,11 +6,16 @@
 #include <cstring>
 
 #include "formats.h"
+#include "src/core/recipes.h"
 
 namespace crossdock::reference {
 namespace {
 
+constexpr size_t kFp8Block = 128;
 constexpr size_t kNvfp4Block = 16;
+static_assert(recipe_of(NCCL_EP_DISP_QUANT_DS_FP8E3M4).scale_block == kFp8Block &&
+                  recipe_of(NCCL_EP_COMB_QUANT_NVFP4).row_multiple == 2 * kNvfp4Block,
+              "the library's table and the oracle disagree about nccl_ep.h");
 
 // g: the row's scale. Of a block with the largest magnitude b, the block scale s = e4m3(g b / 6) makes b about 6. Steps
 // of 4-bit floats are 0.5 below 2, 1 below 4 and else 2, in units of s / g. Where s is subnormal or 0 (a block far
@@ -40,37 +45,15 @@ std::vector<double> nvfp4_errors(const std::vector<float>& row) {
     return errors;
 }
 
-}  // namespace
-
-const char* name_of(Recipe recipe) {
-    static constexpr const char* kNames[] = {"NONE", "FWD", "DS_FP8E3M4", "v1 FP8"};
-    return kNames[static_cast<int>(recipe)];
-}
-
-ncclEpDispQuant_t quant_recipe(Recipe recipe) {
-    return recipe == Recipe::kForward ? NCCL_EP_DISP_QUANT_FWD
-           : recipe == Recipe::kFp8   ? NCCL_EP_DISP_QUANT_DS_FP8E3M4
-                                      : NCCL_EP_DISP_QUANT_NONE;
-}
-
-bool computes_scales(Recipe recipe) { return recipe == Recipe::kFp8 || recipe == Recipe::kV1Fp8; }
-
-size_t scale_block(Recipe recipe) { return computes_scales(recipe) ? 128 : 0; }
-
-ncclDataType_t received_type(Recipe recipe, ncclDataType_t token_type) {
-    return computes_scales(recipe) ? ncclFloat8e4m3 : token_type;
-}
-
-// FP8, each block: amax = max(1e-4, max |x|), scale = amax * (1 / 448) in fp32, stored value x * (448 / amax).
-QuantisedRow quantised(const Problem& problem, const std::vector<std::byte>& row) {
-    const size_t block_size = scale_block(problem.recipe);
+// Each block: amax = max(1e-4, max |x|), scale = amax * (1 / 448) in fp32, stored value x * (448 / amax).
+QuantisedRow fp8_row(const Problem& problem, const std::vector<std::byte>& row) {
     QuantisedRow result;
     std::vector<float> values = decoded(ncclBfloat16, row);
     result.scales.resize(problem.num_scales * sizeof(float));
-    for (size_t block = 0; block < problem.hidden / block_size; ++block) {
-        float* const first = &values[block * block_size];
+    for (size_t block = 0; block < problem.hidden / kFp8Block; ++block) {
+        float* const first = &values[block * kFp8Block];
         float amax = 1e-4f;
-        for (size_t i = 0; i < block_size; ++i) amax = std::max(amax, std::fabs(first[i]));
+        for (size_t i = 0; i < kFp8Block; ++i) amax = std::max(amax, std::fabs(first[i]));
         float scale = amax * (1.0f / 448.0f);
         float multiplier = 448.0f / amax;
         if (problem.round_scales) {
@@ -79,29 +62,25 @@ QuantisedRow quantised(const Problem& problem, const std::vector<std::byte>& row
             scale = std::ldexp(1.0f, fraction == 0.5f ? exponent - 1 : exponent);
             multiplier = 1.0f / scale;
         }
-        for (size_t i = 0; i < block_size; ++i) first[i] *= multiplier;
+        for (size_t i = 0; i < kFp8Block; ++i) first[i] *= multiplier;
         std::memcpy(&result.scales[block * sizeof(float)], &scale, sizeof scale);
     }
     result.tokens = encoded(ncclFloat8e4m3, values);
     return result;
 }
 
-const char* name_of(ncclEpCombQuant_t recipe) {
-    switch (recipe) {
-        case NCCL_EP_COMB_QUANT_NONE:
-            return "NONE";
-        case NCCL_EP_COMB_QUANT_NVFP4:
-            return "NVFP4";
-        case NCCL_EP_COMB_QUANT_MXFP8:
-            return "MXFP8";
+}  // namespace
+
+QuantisedRow quantised(const Problem& problem, const std::vector<std::byte>& row) {
+    switch (problem.recipe) {
+        case NCCL_EP_DISP_QUANT_NONE:
+        case NCCL_EP_DISP_QUANT_FWD:
+            break;
+        case NCCL_EP_DISP_QUANT_DS_FP8E3M4:
+            return fp8_row(problem, row);
     }
-    return "?";
+    return {row, {}};
 }
-
-// Two blocks of NVFP4, one of MXFP8.
-size_t row_multiple(ncclEpCombQuant_t recipe) { return recipe == NCCL_EP_COMB_QUANT_NONE ? 1 : 32; }
-
-bool takes_row_scales(ncclEpCombQuant_t recipe) { return recipe == NCCL_EP_COMB_QUANT_NVFP4; }
 
 // NVFP4: 2688 / max |x|, or 0 for a row of zeros.
 float row_scale(const std::vector<float>& row) {
@@ -111,7 +90,14 @@ float row_scale(const std::vector<float>& row) {
 }
 
 std::vector<double> quantisation_errors(ncclEpCombQuant_t recipe, const std::vector<float>& row) {
-    return recipe == NCCL_EP_COMB_QUANT_NVFP4 ? nvfp4_errors(row) : std::vector<double>(row.size());
+    switch (recipe) {
+        case NCCL_EP_COMB_QUANT_NONE:
+        case NCCL_EP_COMB_QUANT_MXFP8:
+            break;
+        case NCCL_EP_COMB_QUANT_NVFP4:
+            return nvfp4_errors(row);
+    }
+    return std::vector<double>(row.size());
 }
 
 }  // namespace crossdock::reference

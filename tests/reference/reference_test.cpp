@@ -154,7 +154,7 @@ TEST(Reference, CombineWeighsInOrderAndDropsNothingElse) {
 
 TEST(Reference, Fp8ScalesAreRoundedUpToPowersOfTwo) {
     Problem problem = small_problem(NCCL_EP_LAYOUT_EXPERT_MAJOR);
-    problem.recipe = Recipe::kFp8;
+    problem.recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
     problem.hidden = 1024;
     problem.num_scales = 8;
     const ArrivedRow plain = arrived_row(problem, {0, 0, 0});

@@ -1,36 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 // ncclEpCombine in high-throughput mode: checks the caller's structs and tensors against the contract and fills in the
 // kernel's arguments.
+#include <algorithm>
+
 #include "core/device_support.h"
+#include "core/enum_table.h"
 #include "core/error.h"
 #include "core/ht/handle.h"
 #include "core/ht/plan.h"
+#include "core/recipes.h"
 #include "core/structs.h"
-#include "device/mxfp8.h"
 #include "kernels/ht/launch.h"
 
 namespace crossdock {
+
+static_assert(std::ranges::all_of(kCombineRecipes,
+                                  [](const CombineRecipe& recipe) {
+                                      const bool is_quantised = ht_wire_of(recipe.value) != HtWire::kRows;
+                                      return !recipe.in_ht || is_quantised == recipe.quantises();
+                                  }),
+              "kernels/ht/arguments.h knows the recipe");
 
 void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpCombineOutputs_t* caller_outputs,
                        const ncclEpCombineConfig_t* caller_config, cudaStream_t stream) {
     group_->expect_working();
     const auto settings = optional_struct(caller_config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, "config");
-    const unsigned int recipe = enum_bits(settings.quant_recipe);
-    expect_supported_combine(recipe, group_->runtime().compute_capability());
+    const unsigned int recipe_bits = enum_bits(settings.quant_recipe);
+    expect_supported_combine(recipe_bits, group_->runtime().compute_capability());
     const auto inputs = mandatory_struct(caller_inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, "inputs");
     const auto outputs = mandatory_struct(caller_outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, "outputs");
     const unsigned int direction = enum_bits(settings.pass_direction);
     require(direction <= NCCL_EP_BWD_PASS, ncclInvalidArgument,
             "config->pass_direction is {}, allowed: 0 (forward), 1 (backward)", direction);
-    const bool is_quantised = recipe == NCCL_EP_COMB_QUANT_MXFP8;
-    require(recipe == NCCL_EP_COMB_QUANT_NONE || is_quantised, ncclInvalidArgument,
-            "config->quant_recipe is {}, allowed in HT mode: 0 (none), 2 (MXFP8)", recipe);
-    require(!is_quantised || is_expert_major(), ncclInvalidArgument,
-            "config->quant_recipe is MXFP8, allowed in expert-major layout: this handle's is flat");
-    require(!is_quantised || !group_->config().has_several_teams(), ncclInvalidUsage,
-            "config->quant_recipe is MXFP8, allowed where all ranks are in one LSA team: there are {} ranks in "
+    const CombineRecipe& recipe =
+        row_of_mode(kCombineRecipes, recipe_bits, NCCL_EP_ALGO_HIGH_THROUGHPUT, "config->quant_recipe");
+    require(!recipe.needs_expert_major || is_expert_major(), ncclInvalidArgument,
+            "config->quant_recipe is {}, allowed in expert-major layout: this handle's is flat", recipe.label);
+    require(!recipe.needs_one_team || !group_->config().has_several_teams(), ncclInvalidUsage,
+            "config->quant_recipe is {}, allowed where all ranks are in one LSA team: there are {} ranks in "
             "teams of {}",
-            group_->config().num_ranks, group_->config().lsa_team_size);
+            recipe.label, group_->config().num_ranks, group_->config().lsa_team_size);
     const bool is_backward = direction == NCCL_EP_BWD_PASS;
     DeviceScope device(group_->runtime());
     expect_routing(stream, outputs.tokens, "outputs->tokens");
@@ -39,7 +48,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     Communicator& communicator = group_->communicator();
     const Tensor tokens = read_tensor(communicator, inputs.tokens, "inputs->tokens");
     const Tensor target = read_tensor(communicator, outputs.tokens, "outputs->tokens");
-    if (is_quantised) {
+    if (recipe.quantises()) {
         expect_dtype(tokens, {ncclBfloat16});
     } else {
         expect_dtype(tokens, {ncclBfloat16, ncclFloat16, ncclFloat32});
@@ -57,9 +66,9 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
         require(tensor->row_bytes() <= config.max_token_bytes, ncclInvalidArgument,
                 "{} has rows of {} bytes, allowed: at most max_token_bytes ({})", tensor->name, tensor->row_bytes(),
                 config.max_token_bytes);
-        require(!is_quantised || tensor->sizes[1] % kMxfp8Block == 0, ncclInvalidArgument,
-                "{} has rows of {} elements, allowed with MXFP8: multiples of {}", tensor->name, tensor->sizes[1],
-                kMxfp8Block);
+        require(tensor->sizes[1] % recipe.row_multiple == 0, ncclInvalidArgument,
+                "{} has rows of {} elements, allowed with {}: multiples of {}", tensor->name, tensor->sizes[1],
+                recipe.label, recipe.row_multiple);
         expect_aligned(*tensor);
     }
     CallMemory memory;
@@ -74,7 +83,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     HtCombineArgs args{};
     args.common = common(OperationKind::kCombine, blocks().combine);
     args.dtype = kernel_dtype(tokens.dtype);
-    args.wire = is_quantised ? HtWire::kMxfp8 : HtWire::kRows;
+    args.wire = ht_wire_of(recipe.value);
     args.tokens = tokens.data;
     args.token_rows = tokens.num_elements() == 0 ? 0 : tokens.sizes[0];
     args.row_bytes = static_cast<uint32_t>(wide.row_bytes());
@@ -114,7 +123,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
         args.common.window_rows = args.row_bytes == 0 ? 0 : tokens.window_bytes / args.row_bytes;
     }
     Terms& terms = args.common.terms;
-    terms = terms.with(Term::kDirection, direction).with(Term::kRecipe, recipe);
+    terms = terms.with(Term::kDirection, direction).with(Term::kRecipe, recipe.value);
     // A rank without rows may not know their size, except that between teams it forwards those of others.
     if (wide.num_elements() > 0 || config.has_several_teams())
         terms = terms.with_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes).with(Term::kDtype, tokens.dtype);

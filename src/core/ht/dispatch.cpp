@@ -3,9 +3,11 @@
 // kernel's arguments.
 #include <algorithm>
 
+#include "core/enum_table.h"
 #include "core/error.h"
 #include "core/ht/handle.h"
 #include "core/ht/plan.h"
+#include "core/recipes.h"
 #include "core/structs.h"
 #include "kernels/ht/launch.h"
 
@@ -40,11 +42,10 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     const unsigned int direction = enum_bits(config.pass_direction);
     require(direction <= NCCL_EP_BWD_PASS, ncclInvalidArgument,
             "config->pass_direction is {}, allowed: 0 (forward), 1 (backward)", direction);
-    const unsigned int recipe = enum_bits(config.quant_recipe);
-    require(recipe <= NCCL_EP_DISP_QUANT_FWD, ncclInvalidArgument,
-            "config->quant_recipe is {}, allowed in HT mode: 0 (none), 1 (forward)", recipe);
-    require(recipe != NCCL_EP_DISP_QUANT_FWD || config.round_scales == 0, ncclInvalidArgument,
-            "config->round_scales is {}, allowed with recipe forward: 0", config.round_scales);
+    const DispatchRecipe& recipe = row_of_mode(kDispatchRecipes, enum_bits(config.quant_recipe),
+                                               NCCL_EP_ALGO_HIGH_THROUGHPUT, "config->quant_recipe");
+    require(!recipe.forwards_scales || config.round_scales == 0, ncclInvalidArgument,
+            "config->round_scales is {}, allowed with recipe {}: 0", config.round_scales, recipe.label);
     DeviceScope device(group_->runtime());
     const bool is_capturing = group_->runtime().is_capturing(stream);
     // A backward pass need not read the total if the host knows how many rows arrive.
@@ -60,8 +61,8 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     HtDispatchArgs args{};
     CallMemory memory;
     args.common = common(OperationKind::kDispatch, blocks().dispatch);
-    read_dispatch_tensors(inputs, outputs, recipe == NCCL_EP_DISP_QUANT_FWD, args,
-                          !is_eager() && (!is_v1 || is_capturing), memory);
+    read_dispatch_tensors(inputs, outputs, recipe.forwards_scales, args, !is_eager() && (!is_v1 || is_capturing),
+                          memory);
     if (direction == NCCL_EP_BWD_PASS) {
         expect_absent(inputs.topk_weights, "inputs->topk_weights", "in a backward pass");
         expect_absent(outputs.topk_weights, "outputs->topk_weights", "in a backward pass");
@@ -75,7 +76,7 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
         if (is_expert_major()) args.counters = read_counters(info, memory);
     }
     memory.expect_apart();
-    args.common.terms = args.common.terms.with(Term::kDirection, direction).with(Term::kRecipe, recipe);
+    args.common.terms = args.common.terms.with(Term::kDirection, direction).with(Term::kRecipe, recipe.value);
     add_agreed(args.common);
     const LaunchShape shape = plan_ht_dispatch(*group_, args);
     before_operation(stream);

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "core/enum_table.h"
 #include "core/error.h"
 #include "core/ht/plan.h"
+#include "core/layouts.h"
 #include "core/structs.h"
 #include "kernels/ht/launch.h"
 
@@ -15,8 +17,7 @@ namespace {
 // The top-k that the handle's memory is made for; num_topk -1: each Update brings its own.
 uint32_t checked_topk(const Group& group, ncclEpLayout_t layout, int num_topk) {
     const GroupConfig& config = group.config();
-    require(layout == NCCL_EP_LAYOUT_EXPERT_MAJOR || layout == NCCL_EP_LAYOUT_FLAT, ncclInvalidArgument,
-            "layout is {}, allowed in HT mode: 1 (expert-major), 3 (flat)", enum_bits(layout));
+    row_of_mode(kLayouts, enum_bits(layout), NCCL_EP_ALGO_HIGH_THROUGHPUT, "layout");
     const uint32_t largest = std::min<uint32_t>(kMaxTopk, config.num_experts);
     require(num_topk <= 0 || static_cast<uint32_t>(num_topk) <= largest, ncclInvalidArgument,
             "num_topk is {}, allowed: 1..{} (num_experts is {}), or -1", num_topk, largest, config.num_experts);

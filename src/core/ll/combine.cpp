@@ -1,21 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 // ncclEpCombine in low-latency mode: checks the caller's structs and tensors against the contract, fills in the
 // kernel's arguments, and launches.
+#include <algorithm>
+
 #include "core/device_support.h"
+#include "core/enum_table.h"
 #include "core/error.h"
 #include "core/ll/handle.h"
 #include "core/ll/plan.h"
-#include "core/ll/recipes.h"
+#include "core/recipes.h"
 #include "core/structs.h"
 
 namespace crossdock {
+
+static_assert(std::ranges::all_of(kCombineRecipes,
+                                  [](const CombineRecipe& recipe) {
+                                      return static_cast<uint64_t>(recipe.value) < kRoundedScales &&
+                                             (!recipe.in_ll ||
+                                              is_quantised(ll_wire_of(recipe.value)) == recipe.quantises());
+                                  }),
+              "kernels/ll/recipes.h knows the recipe, and Term::kRecipe holds it");
 
 void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpCombineOutputs_t* caller_outputs,
                        const ncclEpCombineConfig_t* caller_config, cudaStream_t stream) {
     group_->expect_working();
     const auto settings = optional_struct(caller_config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, "config");
     expect_supported_combine(enum_bits(settings.quant_recipe), group_->runtime().compute_capability());
-    const LlCombineRecipe& recipe = ll_combine_recipe(enum_bits(settings.quant_recipe));
+    const CombineRecipe& recipe = row_of_mode(kCombineRecipes, enum_bits(settings.quant_recipe),
+                                              NCCL_EP_ALGO_LOW_LATENCY, "config->quant_recipe");
     const auto inputs = mandatory_struct(caller_inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, "inputs");
     const auto outputs = mandatory_struct(caller_outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, "outputs");
     expect_routing();
@@ -82,16 +94,17 @@ void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     issue<LlCombine>(args, shape, stream);
 }
 
-void LlHandle::read_combine_recipe(const ncclEpCombineInputs_t& inputs, const LlCombineRecipe& recipe,
+void LlHandle::read_combine_recipe(const ncclEpCombineInputs_t& inputs, const CombineRecipe& recipe,
                                    const Tensor& tokens, LlCombineArgs& args, CallMemory& memory) const {
-    if (!recipe.takes_row_scales) expect_no_scales(inputs.scales, "inputs->scales", recipe.name);
-    if (!is_quantised(recipe.wire)) return;
+    if (!recipe.takes_row_scales && inputs.scales != nullptr)
+        expect_absent(inputs.scales, "inputs->scales", fmt::format("with recipe {}", recipe.label).c_str());
+    if (!recipe.quantises()) return;
     expect_dtype(tokens, {ncclBfloat16});
     require(tokens.sizes[2] % recipe.row_multiple == 0, ncclInvalidArgument,
-            "inputs->tokens has rows of {} elements, allowed with {}: multiples of {}", tokens.sizes[2], recipe.name,
+            "inputs->tokens has rows of {} elements, allowed with {}: multiples of {}", tokens.sizes[2], recipe.label,
             recipe.row_multiple);
-    args.wire = recipe.wire;
-    args.wire_bytes = quantised_row_bytes(recipe.wire, static_cast<uint32_t>(tokens.sizes[2]));
+    args.wire = ll_wire_of(recipe.value);
+    args.wire_bytes = quantised_row_bytes(args.wire, static_cast<uint32_t>(tokens.sizes[2]));
     if (!recipe.takes_row_scales) return;
     const Tensor scales = read_tensor(group_->communicator(), inputs.scales, "inputs->scales");
     expect_dtype(scales, {ncclFloat32});

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // ncclEpDispatch in low-latency mode: checks the caller's structs and tensors against the contract, fills in the
 // kernel's arguments, and launches.
+#include <algorithm>
+
+#include "core/enum_table.h"
 #include "core/error.h"
 #include "core/ll/handle.h"
 #include "core/ll/plan.h"
-#include "core/ll/recipes.h"
+#include "core/recipes.h"
 #include "core/structs.h"
 
 namespace crossdock {
@@ -15,6 +18,22 @@ bool asks_for_v1_fp8(const ncclEpDispatchConfig_t* config, const GroupConfig& gr
                      const ncclEpDispatchOutputs_t& outputs) {
     return (config == nullptr || config->size < NCCL_EP_DISPATCH_CONFIG_V2_SIZE) && group.api_version == 1 &&
            is_expert_major && outputs.scales != nullptr;
+}
+
+static_assert(std::ranges::all_of(kDispatchRecipes,
+                                  [](const DispatchRecipe& recipe) {
+                                      return static_cast<uint64_t>(recipe.value) < kRoundedScales;
+                                  }),
+              "Term::kRecipe holds a recipe and, beside it, kRoundedScales");
+static_assert(std::ranges::all_of(kDispatchRecipes,
+                                  [](const DispatchRecipe& recipe) {
+                                      const bool is_quantised = ll_wire_of(recipe.value) != LlDispatchWire::kBytes;
+                                      return !recipe.in_ll || is_quantised == recipe.computes_scales();
+                                  }),
+              "kernels/ll/recipes.h knows the recipe");
+
+void expect_no_scales(const ncclEpTensor_t* caller, const char* name, const DispatchRecipe& recipe) {
+    if (caller != nullptr) expect_absent(caller, name, fmt::format("with recipe {}", recipe.label).c_str());
 }
 
 }  // namespace
@@ -34,16 +53,17 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
             "config->pass_direction is backward: LL groups run forward only");
     const bool is_v1_fp8 = asks_for_v1_fp8(caller_config, group_->config(), is_expert_major(), outputs);
     if (is_v1_fp8) config.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
-    const LlDispatchRecipe& recipe = ll_dispatch_recipe(enum_bits(config.quant_recipe));
+    const DispatchRecipe& recipe =
+        row_of_mode(kDispatchRecipes, enum_bits(config.quant_recipe), NCCL_EP_ALGO_LOW_LATENCY, "config->quant_recipe");
     expect_may_start(config.send_only != 0);
 
     LlDispatchArgs args{};
     args.common = common(OperationKind::kDispatch, config.send_only != 0);
     args.transposed_scales = is_v1_fp8;
-    args.wire = recipe.wire;
+    args.wire = ll_wire_of(recipe.value);
     args.round_scales = config.round_scales != 0;
     require(!recipe.forwards_scales || !args.round_scales, ncclInvalidArgument,
-            "config->round_scales is {}, allowed with recipe {}: 0", config.round_scales, recipe.name);
+            "config->round_scales is {}, allowed with recipe {}: 0", config.round_scales, recipe.label);
 
     std::optional<PeerMap> token_window;
     std::optional<PeerMap> scale_window;
@@ -75,7 +95,7 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
 }
 
 void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                                    const LlDispatchRecipe& recipe, LlDispatchArgs& args,
+                                    const DispatchRecipe& recipe, LlDispatchArgs& args,
                                     std::optional<PeerMap>& token_window, WindowPlace& token_place,
                                     CallMemory& memory) const {
     const GroupConfig& config = group_->config();
@@ -103,7 +123,7 @@ void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const 
     require(hidden > 0 && target.row_bytes() % kRowGranule == 0 && source_row % kRowGranule == 0, ncclInvalidArgument,
             "outputs->tokens has rows of {} bytes, allowed: positive multiples of {}", target.row_bytes(), kRowGranule);
     require(!recipe.computes_scales() || hidden % recipe.scale_block == 0, ncclInvalidArgument,
-            "inputs->tokens has rows of {} elements, allowed with {}: multiples of {}", hidden, recipe.name,
+            "inputs->tokens has rows of {} elements, allowed with {}: multiples of {}", hidden, recipe.label,
             recipe.scale_block);
     require(target.row_bytes() <= config.max_token_bytes, ncclInvalidArgument,
             "outputs->tokens has rows of {} bytes, allowed: at most max_token_bytes ({})", target.row_bytes(),
@@ -122,13 +142,13 @@ void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const 
 }
 
 void LlHandle::read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                                    const LlDispatchRecipe& recipe, LlDispatchArgs& args,
+                                    const DispatchRecipe& recipe, LlDispatchArgs& args,
                                     std::optional<PeerMap>& scale_window, WindowPlace& scale_place,
                                     CallMemory& memory) const {
     const GroupConfig& config = group_->config();
-    if (!recipe.forwards_scales) expect_no_scales(inputs.scales, "inputs->scales", recipe.name);
+    if (!recipe.forwards_scales) expect_no_scales(inputs.scales, "inputs->scales", recipe);
     if (!recipe.forwards_scales && !recipe.computes_scales())
-        return expect_no_scales(outputs.scales, "outputs->scales", recipe.name);
+        return expect_no_scales(outputs.scales, "outputs->scales", recipe);
     const Tensor target = read_tensor(group_->communicator(), outputs.scales, "outputs->scales");
     const size_t slots = size_t{config.num_ranks} * config.max_tokens;
     const size_t first = is_expert_major() ? config.experts_per_rank() : config.num_ranks;

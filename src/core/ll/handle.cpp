@@ -3,7 +3,9 @@
 
 #include <algorithm>
 
+#include "core/enum_table.h"
 #include "core/error.h"
+#include "core/layouts.h"
 #include "core/log.h"
 #include "core/structs.h"
 
@@ -11,8 +13,7 @@ namespace crossdock {
 namespace {
 
 void check_handle(const Group& group, ncclEpLayout_t layout, int num_topk) {
-    require(layout == NCCL_EP_LAYOUT_EXPERT_MAJOR || layout == NCCL_EP_LAYOUT_RANK_MAJOR, ncclInvalidArgument,
-            "layout is {}, allowed in LL mode: 1 (expert-major), 2 (rank-major)", enum_bits(layout));
+    row_of_mode(kLayouts, enum_bits(layout), NCCL_EP_ALGO_LOW_LATENCY, "layout");
     const uint32_t largest = std::min<uint32_t>(kMaxTopk, group.config().num_experts);
     require(num_topk > 0 && static_cast<uint32_t>(num_topk) <= largest, ncclInvalidArgument,
             "num_topk is {}, allowed: 1..{} (num_experts is {})", num_topk, largest, group.config().num_experts);

@@ -12,8 +12,8 @@
 
 namespace crossdock {
 
-struct LlCombineRecipe;
-struct LlDispatchRecipe;
+struct CombineRecipe;
+struct DispatchRecipe;
 
 class LlHandle final : public Handle {
   public:
@@ -70,15 +70,15 @@ class LlHandle final : public Handle {
     void expect_none_pending() const;
     void expect_may_start(bool send_only) const;
     void read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                              const LlDispatchRecipe& recipe, LlDispatchArgs& args,
-                              std::optional<PeerMap>& token_window, WindowPlace& token_place, CallMemory& memory) const;
+                              const DispatchRecipe& recipe, LlDispatchArgs& args, std::optional<PeerMap>& token_window,
+                              WindowPlace& token_place, CallMemory& memory) const;
     void read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                              const LlDispatchRecipe& recipe, LlDispatchArgs& args,
-                              std::optional<PeerMap>& scale_window, WindowPlace& scale_place, CallMemory& memory) const;
+                              const DispatchRecipe& recipe, LlDispatchArgs& args, std::optional<PeerMap>& scale_window,
+                              WindowPlace& scale_place, CallMemory& memory) const;
     void read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
                                const ncclEpLayoutInfo_t* layout_info, LlDispatchArgs& args, CallMemory& memory) const;
     void read_dispatch_places(const ncclEpLayoutInfo_t& info, LlDispatchArgs& args, CallMemory& memory) const;
-    void read_combine_recipe(const ncclEpCombineInputs_t& inputs, const LlCombineRecipe& recipe, const Tensor& tokens,
+    void read_combine_recipe(const ncclEpCombineInputs_t& inputs, const CombineRecipe& recipe, const Tensor& tokens,
                              LlCombineArgs& args, CallMemory& memory) const;
     // Launches. Keeps what finish_pending needs if the operation has no receive half.
     template <typename Kernel>

@@ -14,6 +14,7 @@
 #include "kernels/ht/phases.h"
 #include "kernels/reach.h"
 #include "kernels/wait_steps.h"
+#include "nccl_ep/ep_enums.h"
 
 namespace crossdock {
 
@@ -249,6 +250,10 @@ struct HtElasticDispatchArgs : HtDispatchArgs {
 
 // The rows that a combine sends: unchanged, or quantised bf16 rows (mxfp8.h; expert-major, one team).
 enum class HtWire : uint32_t { kRows, kMxfp8 };
+
+constexpr HtWire ht_wire_of(ncclEpCombQuant_t recipe) {
+    return recipe == NCCL_EP_COMB_QUANT_MXFP8 ? HtWire::kMxfp8 : HtWire::kRows;
+}
 
 struct HtCombineArgs {
     HtCommon common;

@@ -42,7 +42,8 @@ TEST(Compatibility, Version1AndVersion2CallersShareAProcess) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             Problem old_problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
-            old_problem.recipe = reference::Recipe::kV1Fp8;
+            old_problem.recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
+            old_problem.asks_as_v1 = true;
             old_problem.num_scales = 4;
             const Problem plain = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 2);
             ncclEpGroupConfig_t config = group_config_for(context, old_problem);
@@ -280,7 +281,8 @@ TEST(Compatibility, ScalesWithoutARecipeDependOnTheVersion) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 7);
-            problem.recipe = reference::Recipe::kV1Fp8;
+            problem.recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
+            problem.asks_as_v1 = true;
             problem.num_scales = 4;
             ncclEpGroupConfig_t config = group_config_for(context, problem);
             config.version = 2;

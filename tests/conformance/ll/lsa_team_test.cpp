@@ -32,8 +32,7 @@ TEST(LsaTeam, EveryShapeGivesTheSameBits) {
         for (uint64_t seed = 71; seed < 71 + num_seeds; ++seed) {
             Problem problem = random_problem(seed, {.num_ranks = 8, .most_row_bytes = 1024});
             problem.layout = seed % 2 == 0 ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_RANK_MAJOR;
-            if (!problem.expert_major() && problem.recipe == reference::Recipe::kV1Fp8)
-                problem.recipe = reference::Recipe::kFp8;
+            problem.asks_as_v1 = problem.asks_as_v1 && problem.expert_major();
             problem.sums = seed % 4 == 0 ? CROSSDOCK_SUMS_SENDER : CROSSDOCK_SUMS_EXACT;
             std::vector<uint64_t> first;
             for (const int lsa_team_size : {8, 4, 2, 1}) {

@@ -70,7 +70,7 @@ TEST(Window, ForwardedScalesGoAlong) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
             Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 10);
-            problem.recipe = reference::Recipe::kForward;
+            problem.recipe = NCCL_EP_DISP_QUANT_FWD;
             problem.token_type = ncclFloat8e4m3;
             problem.num_scales = 4;
             window_round_trips(context, problem, NCCL_EP_ZERO_COPY_ON, Naming::kWindowOnly, true);

@@ -108,10 +108,12 @@ void DispatchCall::forward_scales() {
 }
 
 void DispatchCall::quantise() {
-    config.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
+    const DispatchRecipe& recipe = victim.dispatch_recipe;
+    config.quant_recipe = recipe.value;
     tokens.width() = received.width() = 512;
-    received.tensor.datatype = ncclFloat8e4m3;
-    received_scales.set(ncclFloat32, victim.extents_of_rows(4), victim.output());
+    tokens.tensor.datatype = recipe.token_type;
+    received.tensor.datatype = recipe.received_type;
+    received_scales.set(recipe.scale_type, victim.extents_of_rows(512 / recipe.scale_block), victim.output());
     outputs.scales = &received_scales.tensor;
 }
 
@@ -135,8 +137,8 @@ CombineCall::CombineCall(Victim& made_for) : CombineArguments(made_for.handle())
 }
 
 void CombineCall::quantise() {
-    config.quant_recipe = NCCL_EP_COMB_QUANT_NVFP4;
-    inputs.scales = &scales.tensor;
+    config.quant_recipe = victim.combine_recipe.value;
+    if (victim.combine_recipe.takes_row_scales) inputs.scales = &scales.tensor;
 }
 
 void CombineCall::go_backward() {

@@ -51,6 +51,10 @@ class Victim {
 
     static constexpr size_t kBufferBytes = 1u << 19;
 
+    // With which calls quantise.
+    DispatchRecipe dispatch_recipe = recipe_of(NCCL_EP_DISP_QUANT_DS_FP8E3M4);
+    CombineRecipe combine_recipe = recipe_of(NCCL_EP_COMB_QUANT_NVFP4);
+
   private:
     Victim(RankContext& context, const Problem& problem);
     size_t num_rows() const;
@@ -97,7 +101,7 @@ struct DispatchArguments {
 struct DispatchCall : DispatchArguments {
     explicit DispatchCall(Victim& victim);
     void forward_scales();
-    // Low latency: 512 elements with 4 scales of fp32.
+    // Low latency: as victim.dispatch_recipe says, rows of 512 elements.
     void quantise();
     // High throughput.
     void go_backward();
@@ -123,7 +127,7 @@ struct CombineArguments {
 
 struct CombineCall : CombineArguments {
     explicit CombineCall(Victim& victim);
-    // Low latency: NVFP4.
+    // As victim.combine_recipe says.
     void quantise();
     // High throughput.
     void go_backward();

@@ -18,7 +18,7 @@ ncclEpGroupConfig_t group_config_for(RankContext& context, const std::vector<Pro
             std::max(config.max_dispatch_tokens_per_rank, static_cast<unsigned>(problem.max_tokens));
         config.max_token_bytes = std::max(config.max_token_bytes, static_cast<unsigned>(problem.max_token_bytes()));
         // Version 1's FP8 is for callers who say that they are version 1's.
-        if (problem.recipe == reference::Recipe::kV1Fp8) config.version = 1;
+        if (problem.asks_as_v1) config.version = 1;
     }
     if (!problems[0].is_ht()) return config;
     config.max_recv_tokens_per_rank = static_cast<unsigned>(problems[0].budget);

@@ -3,6 +3,7 @@
 
 #include "reference/formats.h"
 #include "reference/recipes.h"
+#include "src/core/recipes.h"
 
 namespace crossdock::testing {
 
@@ -72,13 +73,13 @@ void Layer::make_buffers() {
     if (problem_.has_scales()) {
         const size_t shift = options_.odd_scales ? problem_.scale_row_bytes() / problem_.num_scales : 0;
         received_scales_ = make_buffer(rows * problem_.scale_row_bytes(), kOutputs, shift);
-        if (problem_.recipe == reference::Recipe::kForward)
+        if (problem_.recipe == NCCL_EP_DISP_QUANT_FWD)
             scales_ = make_buffer(max_tokens * problem_.scale_row_bytes(), kOtherTensors, shift);
     }
     const bool fits = problem_.received_type() == problem_.combine_type && problem_.hidden == problem_.combine_hidden;
     if (!options_.in_place || !fits) combine_input_ = make_buffer(rows * problem_.combine_row_bytes(), kCombineInput);
     combine_output_ = make_buffer(max_tokens * problem_.combine_row_bytes(), kOtherTensors);
-    if (reference::takes_row_scales(problem_.combine_recipe))
+    if (recipe_of(problem_.combine_recipe).takes_row_scales)
         combine_scales_ = make_buffer(rows * sizeof(float), kOtherTensors);
 
     dispatch_numbers_ = make_numbers();

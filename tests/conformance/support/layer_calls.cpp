@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The calls of a layer.
 #include "conformance/support/layer.h"
-#include "reference/recipes.h"
 
 namespace crossdock::testing {
 namespace {
@@ -99,13 +98,13 @@ ncclResult_t Layer::dispatch(ncclEpPassDir_t direction, bool send_only) {
     config->send_only = problem_.is_ht() ? problem_.seed % 2 : send_only;  // means nothing in high throughput
     config->round_scales = problem_.round_scales ? 1 : 0;
     config->pass_direction = direction;
-    config->quant_recipe = reference::quant_recipe(problem_.recipe);
+    config->quant_recipe = problem_.asks_as_v1 ? NCCL_EP_DISP_QUANT_NONE : problem_.recipe;
     const bool defaults =
         forward && !send_only && !problem_.round_scales && config->quant_recipe == NCCL_EP_DISP_QUANT_NONE;
     const bool asks_nothing = info->expert_counters == nullptr && info->src_rank_counters == nullptr &&
                               info->expert_offsets == nullptr && info->recv_total_counter == nullptr &&
                               info->recv_topk_idx_kind == NCCL_EP_EXPERT_ID_AUTO;
-    if (options_.version_1_structs || options_.cut_structs || problem_.recipe == reference::Recipe::kV1Fp8) {
+    if (options_.version_1_structs || options_.cut_structs || problem_.asks_as_v1) {
         const unsigned cut = options_.cut_structs ? 3 : 0;
         config->size = NCCL_EP_DISPATCH_CONFIG_V1_SIZE + cut;
         config->quant_recipe = kRubbish<ncclEpDispQuant_t>;

@@ -7,15 +7,22 @@
 #include <iterator>
 
 #include "reference/formats.h"
-#include "reference/recipes.h"
+#include "src/core/layouts.h"
 
 namespace crossdock::testing {
 
 using reference::RankInput;
-using reference::Recipe;
 using reference::type_bytes;
 
 namespace {
+
+std::vector<ncclEpLayout_t> layouts_in(ncclEpAlgorithm_t mode) {
+    std::vector<ncclEpLayout_t> layouts;
+    for (const Layout& layout : kLayouts) {
+        if (layout.is_in(mode)) layouts.push_back(layout.value);
+    }
+    return layouts;
+}
 
 // How the tokens of a step choose their experts.
 enum class Routing { kUniform, kZipf, kOneExpert, kNobody, kOneRank };
@@ -73,8 +80,9 @@ void fill_routing(Problem& problem, Random& random, bool keep_counts) {
 
 // Experts, K and ids.
 void choose_shape(Problem& problem, const ProblemLimits& limits, Random& random) {
-    const ncclEpLayout_t other = problem.is_ht() ? NCCL_EP_LAYOUT_FLAT : NCCL_EP_LAYOUT_RANK_MAJOR;
-    problem.layout = random.chance(50) ? NCCL_EP_LAYOUT_EXPERT_MAJOR : other;
+    // The first one, which is expert-major, in half of the problems.
+    const std::vector<ncclEpLayout_t>& layouts = layouts_of(problem.algorithm);
+    problem.layout = layouts[random.chance(50) ? 0 : 1 + problem.seed % (layouts.size() - 1)];
     // One expert per rank, a number that is no power of two, many.
     const int any_number = random.pick({1, 1, 2, 3, 4, 5, 7, 8, 16, 33, 70});
     problem.num_experts = (limits.local_experts > 0 ? limits.local_experts : any_number) * problem.num_ranks;
@@ -89,19 +97,27 @@ size_t random_row_units(size_t most_units, Random& random) {
     return 1 + static_cast<size_t>(std::pow(static_cast<double>(most_units), random.unit())) % most_units;
 }
 
-Recipe random_ll_recipe(bool expert_major, Random& random) {
+void choose_ll_recipe(Problem& problem, Random& random) {
     const int kind = random.below(10);
-    if (kind == 9 && expert_major) return Recipe::kV1Fp8;
-    return kind < 5 ? Recipe::kNone : kind < 7 ? Recipe::kForward : Recipe::kFp8;
+    if (kind < 5) return;
+    if (kind < 7) {
+        problem.recipe = NCCL_EP_DISP_QUANT_FWD;
+    } else if (kind == 9 && problem.expert_major()) {
+        problem.recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
+        problem.asks_as_v1 = true;
+    } else {
+        const std::vector<DispatchRecipe> recipes = quantising_dispatches();
+        problem.recipe = recipes[problem.seed % recipes.size()].value;
+    }
 }
 
 void choose_dispatch(Problem& problem, const ProblemLimits& limits, Random& random) {
-    if (!problem.is_ht() && limits.scales) problem.recipe = random_ll_recipe(problem.expert_major(), random);
+    if (!problem.is_ht() && limits.scales) choose_ll_recipe(problem, random);
     problem.token_type =
         random.pick({ncclBfloat16, ncclBfloat16, ncclFloat16, ncclFloat32, ncclUint8, ncclInt8, ncclFloat8e4m3});
     const size_t units = random_row_units(limits.most_row_bytes / 16, random);
-    if (problem.is_ht() && random.chance(35)) problem.recipe = Recipe::kForward;
-    if (problem.recipe == Recipe::kForward) {
+    if (problem.is_ht() && random.chance(35)) problem.recipe = NCCL_EP_DISP_QUANT_FWD;
+    if (problem.recipe == NCCL_EP_DISP_QUANT_FWD) {
         problem.token_type =
             problem.is_ht()
                 ? random.pick(
@@ -112,11 +128,11 @@ void choose_dispatch(Problem& problem, const ProblemLimits& limits, Random& rand
         problem.num_scales = 16 * static_cast<size_t>(random.between(1, 5)) / type_bytes(problem.scale_type);
     }
     problem.hidden = units * 16 / type_bytes(problem.token_type);
-    if (reference::computes_scales(problem.recipe)) {
-        problem.token_type = ncclBfloat16;
-        const size_t block = reference::scale_block(problem.recipe);
+    if (const DispatchRecipe& recipe = recipe_of(problem.recipe); recipe.computes_scales()) {
+        problem.token_type = recipe.token_type;
+        const size_t block = recipe.scale_block;
         problem.hidden = std::max<size_t>(1, units * 16 / (2 * block)) * block;
-        problem.scale_type = ncclFloat32;
+        problem.scale_type = recipe.scale_type;
         problem.num_scales = problem.hidden / block;
         problem.round_scales = random.chance(50);
     }
@@ -127,13 +143,12 @@ void choose_combine(Problem& problem, const ProblemLimits& limits, Random& rando
     const size_t combine_bytes = random.chance(60) ? std::max<size_t>(16, problem.token_row_bytes())
                                                    : 16 * (1 + random.bits() % (limits.most_row_bytes / 16));
     problem.combine_hidden = combine_bytes / type_bytes(problem.combine_type);
-    const bool may_quantise = limits.quantised_combines && (!problem.is_ht() || problem.expert_major());
-    if (may_quantise && random.chance(problem.is_ht() ? 30 : 15)) {
-        problem.combine_recipe =
-            problem.is_ht() ? NCCL_EP_COMB_QUANT_MXFP8
-                            : reference::kQuantisedCombines[problem.seed % std::size(reference::kQuantisedCombines)];
+    const std::vector<CombineRecipe> recipes = quantising_combines(problem.algorithm, problem.expert_major());
+    if (limits.quantised_combines && !recipes.empty() && random.chance(problem.is_ht() ? 30 : 15)) {
+        const CombineRecipe& recipe = recipes[problem.seed % recipes.size()];
+        problem.combine_recipe = recipe.value;
         problem.combine_type = ncclBfloat16;
-        const size_t multiple = reference::row_multiple(problem.combine_recipe);
+        const size_t multiple = recipe.row_multiple;
         problem.combine_hidden = std::max<size_t>(1, combine_bytes / (2 * multiple)) * multiple;
     }
     problem.values = random.chance(30) ? reference::Values::kWide : reference::Values::kModerate;
@@ -159,6 +174,23 @@ void choose_numbers(Problem& problem, const ProblemLimits& limits, Random& rando
 }
 
 }  // namespace
+
+const std::vector<ncclEpLayout_t> kLlLayouts = layouts_in(kLowLatency);
+const std::vector<ncclEpLayout_t> kHtLayouts = layouts_in(kHighThroughput);
+
+std::vector<DispatchRecipe> quantising_dispatches() {
+    std::vector<DispatchRecipe> recipes;
+    std::ranges::copy_if(kDispatchRecipes, std::back_inserter(recipes), &DispatchRecipe::computes_scales);
+    return recipes;
+}
+
+std::vector<CombineRecipe> quantising_combines(ncclEpAlgorithm_t mode, bool is_expert_major) {
+    std::vector<CombineRecipe> recipes;
+    std::ranges::copy_if(kCombineRecipes, std::back_inserter(recipes), [=](const CombineRecipe& recipe) {
+        return recipe.is_in(mode) && recipe.quantises() && (is_expert_major || !recipe.needs_expert_major);
+    });
+    return recipes;
+}
 
 Problem random_problem(uint64_t seed, const ProblemLimits& limits) {
     Random random(seed);

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <random>
+#include <vector>
 
 #include "reference/problem.h"
+#include "src/core/recipes.h"
 
 namespace crossdock::testing {
 
@@ -66,8 +68,14 @@ Problem plain_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed, ncclE
 // Room for the windows of the layers of high-throughput problems.
 inline constexpr size_t kHtWindowBytes = 32u << 20;
 
-inline constexpr ncclEpLayout_t kLlLayouts[] = {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR};
-inline constexpr ncclEpLayout_t kHtLayouts[] = {NCCL_EP_LAYOUT_FLAT, NCCL_EP_LAYOUT_EXPERT_MAJOR};
+// The layouts of each mode: src/core/layouts.h.
+extern const std::vector<ncclEpLayout_t> kLlLayouts;
+extern const std::vector<ncclEpLayout_t> kHtLayouts;
 inline const auto& layouts_of(ncclEpAlgorithm_t mode) { return mode == kLowLatency ? kLlLayouts : kHtLayouts; }
+
+// The dispatch recipes of low latency that quantise rows on their way, and the combine recipes of a mode and a layout
+// that do: src/core/recipes.h.
+std::vector<DispatchRecipe> quantising_dispatches();
+std::vector<CombineRecipe> quantising_combines(ncclEpAlgorithm_t mode, bool is_expert_major);
 
 }  // namespace crossdock::testing

@@ -174,7 +174,7 @@ class Sequence {
         if (in_ht) share_budget(problems, room);
         for (Problem& problem : problems) {
             // A group of a version 1 caller is another group's matter (compatibility_test.cpp).
-            if (problem.recipe == reference::Recipe::kV1Fp8) problem.recipe = reference::Recipe::kFp8;
+            problem.asks_as_v1 = false;
             problem = rerouted(problem, random_.bits());
         }
         return problems;
