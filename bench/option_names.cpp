@@ -20,11 +20,4 @@ const char* operation_name(Operation operation) {
 
 const char* mode_name(Mode mode) { return mode == Mode::kLowLatency ? "ll" : "ht"; }
 
-const char* dtype_name(const Options& options) {
-    for (const DataType& type : kDataTypes) {
-        if (type.value == options.dtype) return type.option;
-    }
-    return "";
-}
-
 }  // namespace crossdock::bench

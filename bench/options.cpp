@@ -37,7 +37,6 @@ std::vector<std::string> words_of(const Row (&table)[kNum], Fits fits) {
     }
     return words;
 }
-constexpr auto kAll = [](const auto&) { return true; };
 constexpr auto kOfAMode = [](const auto& row) { return row.in_ll || row.in_ht; };
 constexpr auto kOfHt = [](const auto& row) { return row.in_ht; };
 
@@ -63,8 +62,6 @@ template <typename Row, size_t kNum>
 const Row& row_named(const Row (&table)[kNum], const std::string& word) {
     return *std::ranges::find_if(table, [&](const Row& row) { return word == row.option; });
 }
-
-size_t element_bytes(ncclDataType_t dtype) { return dtype == ncclFloat32 ? 4 : 2; }
 
 // The first message about options that do not go with the mode; empty if all do.
 std::string find_misplaced(const Options& options, const Words& words) {
@@ -148,7 +145,7 @@ std::string find_contradiction(const Options& options, const Words& words, bool 
     if (options.topk > options.num_experts) {
         return fmt::format("--topk: {} is not from 1 to the number of experts, {}", options.topk, options.num_experts);
     }
-    const size_t row_bytes = static_cast<size_t>(options.hidden) * element_bytes(options.dtype);
+    const size_t row_bytes = static_cast<size_t>(options.hidden) * find_data_type(options.dtype)->bytes;
     if (row_bytes % 16 != 0) {
         return fmt::format("--hidden: a row of {} elements has {} bytes, which is not a multiple of 16", options.hidden,
                            row_bytes);
@@ -239,7 +236,8 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         ->check(one_of(words_of(kDispatchRecipes, kOfAMode)));
     app.add_option("--combine-recipe", words.combine_recipe, "ht (none)." + meanings_of(kCombineRecipes, kOfHt))
         ->check(one_of(words_of(kCombineRecipes, kOfHt)));
-    app.add_option("--dtype", words.dtype, "type of the rows (bf16)")->check(one_of(words_of(kDataTypes, kAll)));
+    app.add_option("--dtype", words.dtype, "type of the rows (bf16)")
+        ->check(one_of(words_of(kDataTypes, [](const DataType& type) { return *type.option != '\0'; })));
     app.add_option("--routing", options.routing, "uniform, zipf:A, or FILE.npy of expert ids (uniform)");
     app.add_option("--seed", options.seed, "draws tokens and routing (1)")->check(integer_range(0, INT64_MAX));
     app.add_option("--skew", options.skew_us, "delay of the last rank's start after the first one's, us (0)")

@@ -9,6 +9,7 @@
 
 #include "bench/environment.h"
 #include "nccl_ep.h"
+#include "src/core/data_types.h"
 #include "src/core/layouts.h"
 #include "src/core/recipes.h"
 #include "tools/common/backend.h"
@@ -87,13 +88,5 @@ std::optional<int> parse_options(int argc, char** argv, Options& options);
 
 const char* mode_name(Mode mode);
 const char* operation_name(Operation operation);
-
-// Types of rows.
-struct DataType {
-    ncclDataType_t value;
-    const char* option;
-};
-inline constexpr DataType kDataTypes[] = {{ncclBfloat16, "bf16"}, {ncclFloat16, "fp16"}, {ncclFloat32, "fp32"}};
-const char* dtype_name(const Options& options);
 
 }  // namespace crossdock::bench

@@ -105,7 +105,7 @@ void print_heading(const Options& options, const Machine& machine) {
         fmt::print("           {}\n", machine.gpu);
     }
     fmt::print("  case     {}, {}, recipe {}, {}, {}, routing {}, seed {}\n", label_of(options.layout),
-               dtype_name(options), recipe_of(options.recipe).option, special_case(options),
+               find_data_type(options.dtype)->option, recipe_of(options.recipe).option, special_case(options),
                options.windows ? "windows" : "no windows", options.routing, options.seed);
     fmt::print("  timing   {} iterations after {}{}\n", options.num_iterations, options.num_warmups,
                options.skew_us > 0 ? fmt::format(", ranks start {} us apart in all", options.skew_us) : "");

@@ -128,7 +128,7 @@ void write_json(const Options& options, const Machine& machine, const std::vecto
                     {"ranks", options.num_ranks},
                     {"max_tokens", options.max_tokens()},
                     {"layout", label_of(options.layout)},
-                    {"dtype", dtype_name(options)},
+                    {"dtype", find_data_type(options.dtype)->option},
                     {"recipe", recipe_of(options.recipe).option},
                     {"windows", options.windows},
                     {"routing", options.routing},

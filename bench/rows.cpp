@@ -89,7 +89,7 @@ Row quantised(const DispatchRecipe& recipe, const std::vector<float>& values) {
     return {};
 }
 
-size_t bytes_of(ncclDataType_t dtype) { return dtype == ncclFloat32 ? 4 : dtype == ncclFloat8e4m3 ? 1 : 2; }
+size_t bytes_of(ncclDataType_t dtype) { return find_data_type(dtype)->bytes; }
 
 }  // namespace
 

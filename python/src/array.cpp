@@ -7,52 +7,24 @@
 #include <utility>
 
 #include "error.h"
+#include "src/core/data_types.h"
 #include "tensor.h"
 
 namespace nb = nanobind;
 
 namespace crossdock::python {
-namespace {
-
-struct TypeName {
-    const char* name;
-    ncclDataType_t type;
-    size_t bytes;
-};
-
-// The first name of a type is the one for messages.
-constexpr TypeName kTypeNames[] = {
-    {"int8", ncclInt8, 1},
-    {"uint8", ncclUint8, 1},
-    {"int32", ncclInt32, 4},
-    {"uint32", ncclUint32, 4},
-    {"int64", ncclInt64, 8},
-    {"uint64", ncclUint64, 8},
-    {"float16", ncclFloat16, 2},
-    {"float32", ncclFloat32, 4},
-    {"float64", ncclFloat64, 8},
-    {"bfloat16", ncclBfloat16, 2},
-    {"float8_e4m3fn", ncclFloat8e4m3, 1},
-    {"float8_e5m2", ncclFloat8e5m2, 1},
-    {"float4_e2m1fn_x2", ncclFloat4x2, 1},
-};
-
-}  // namespace
-
 std::optional<ncclDataType_t> datatype_of_name(const std::string& name) {
     constexpr const char* kTorch = "torch.";
     const char* plain = name.rfind(kTorch, 0) == 0 ? name.c_str() + std::strlen(kTorch) : name.c_str();
-    for (const TypeName& known : kTypeNames) {
-        if (std::strcmp(known.name, plain) == 0) return known.type;
+    for (const DataType& type : kDataTypes) {
+        if (std::strcmp(type.python_name, plain) == 0) return type.value;
     }
     return std::nullopt;
 }
 
 const char* name_of_datatype(ncclDataType_t type) {
-    for (const TypeName& known : kTypeNames) {
-        if (known.type == type) return known.name;
-    }
-    return "an unknown type";
+    const DataType* const known = find_data_type(type);
+    return known == nullptr ? "an unknown type" : known->python_name;
 }
 
 std::string shown_array(const ncclEpTensor_t& array) {
@@ -63,10 +35,8 @@ std::string shown_array(const ncclEpTensor_t& array) {
 }
 
 size_t bytes_of_datatype(ncclDataType_t type) {
-    for (const TypeName& known : kTypeNames) {
-        if (known.type == type) return known.bytes;
-    }
-    return 1;
+    const DataType* const known = find_data_type(type);
+    return known == nullptr ? 1 : known->bytes;
 }
 
 bool is_carried(ncclDataType_t type) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "core/data_types.h"
 #include "core/error.h"
 #include "core/process.h"
 
@@ -109,35 +110,13 @@ uint64_t Tensor::num_elements() const {
 size_t Tensor::row_bytes() const { return ndim == 0 ? 0 : sizes[ndim - 1] * dtype_size(dtype); }
 
 size_t dtype_size(ncclDataType_t dtype) {
-    switch (static_cast<int>(dtype)) {
-        case ncclInt8:
-        case ncclUint8:
-        case ncclFloat8e4m3:
-        case ncclFloat8e5m2:
-        case static_cast<int>(ncclFloat4x2):
-            return 1;
-        case ncclFloat16:
-        case ncclBfloat16:
-            return 2;
-        case ncclInt32:
-        case ncclUint32:
-        case ncclFloat32:
-            return 4;
-        case ncclInt64:
-        case ncclUint64:
-        case ncclFloat64:
-            return 8;
-        default:
-            return 0;
-    }
+    const DataType* const type = find_data_type(dtype);
+    return type == nullptr ? 0 : type->bytes;
 }
 
 const char* dtype_name(ncclDataType_t dtype) {
-    static constexpr const char* kNames[] = {"int8",       "uint8",      "int32",   "uint32",  "int64",
-                                             "uint64",     "float16",    "float32", "float64", "bfloat16",
-                                             "float8e4m3", "float8e5m2", "float4x2"};
-    const auto at = static_cast<unsigned int>(dtype);
-    return at < std::size(kNames) ? kNames[at] : "an unknown type";
+    const DataType* const type = find_data_type(dtype);
+    return type == nullptr ? "an unknown type" : type->name;
 }
 
 DType kernel_dtype(ncclDataType_t dtype) {
