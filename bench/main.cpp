@@ -25,10 +25,9 @@ void run_launched(const Options& options) {
 }
 
 int run_own(const Options& options) {
-    const bool as_processes = options.backend == Backend::kProcesses || options.backend == Backend::kCudaProcesses;
-    const auto program = [&options](const tools::RankContext& context) { run_rank(context, options); };
-    const auto ranks = as_processes ? tools::start_processes(options.num_ranks, program)
-                                    : tools::start_threads(options.num_ranks, program);
+    const auto ranks =
+        tools::start_ranks(options.backend, {.num_ranks = options.num_ranks},
+                           [&options](const tools::RankContext& context) { run_rank(context, options); });
     const auto failures = ranks->wait([] {}, kGraceS);
     for (const tools::RankFailure& failure : failures) {
         fmt::print(stderr, "ep_bench: {}\n", tools::to_string(failure));

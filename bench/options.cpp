@@ -167,8 +167,9 @@ std::string find_contradiction(const Options& options, const Words& words, bool 
     if ((options.kernels || options.overlap) && !is_cuda(options.backend)) {
         return fmt::format("--{}: goes with --backend cuda only", options.kernels ? "kernels" : "overlap");
     }
-    if (options.launched && options.backend == Backend::kThreads) {
-        return "--backend: threads is not possible where a launcher has started each rank as a process";
+    if (options.launched && !is_cuda(options.backend) && !has_processes(options.backend)) {
+        return fmt::format("--backend: {} is not possible where a launcher has started each rank as a process",
+                           backend_name(options.backend));
     }
     if (options.launched && ranks_given && options.num_ranks != options.launched->num_ranks) {
         return fmt::format("--ranks: {} is not the {} that {} has started", options.num_ranks,
@@ -213,11 +214,12 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         "measured in the same run.",
         "ep_bench");
     Words words;
+    const std::vector<Backend> backends = backends_where([](const BackendOption& each) { return each.in_bench; });
     app.add_option("--mode", words.mode, "ll: low latency, ht: high throughput (ll)")->check(one_of({"ll", "ht"}));
-    app.add_option("--backend", words.backend,
-                   "where the ranks run: threads, processes, cuda (a thread per GPU rank) or cuda-processes "
-                   "(threads; processes under mpirun, srun, torchrun)")
-        ->check(one_of({"threads", "processes", "cuda", "cuda-processes"}));
+    app.add_option(
+           "--backend", words.backend,
+           "where the ranks run (threads; processes under mpirun, srun, torchrun). " + backend_meanings(backends))
+        ->check(one_of(backend_names(backends)));
     CLI::Option* ranks = app.add_option("--ranks", options.num_ranks, "ranks (8)")->check(integer_range(1, 512));
     app.add_option("--rendezvous", options.rendezvous_path, "under a launcher: the file where the ranks meet")
         ->type_name("FILE");
@@ -287,8 +289,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         options.num_ranks = options.launched->num_ranks;
     }
     options.backend =
-        backend_named(words.backend, {Backend::kThreads, Backend::kProcesses, Backend::kCuda, Backend::kCudaProcesses})
-            .value_or(options.launched ? Backend::kProcesses : Backend::kThreads);
+        backend_named(words.backend, backends).value_or(options.launched ? Backend::kProcesses : Backend::kThreads);
     options.mode = words.mode == "ht" ? Mode::kHighThroughput : Mode::kLowLatency;
     options.layout = !words.layout.empty()          ? row_named(kLayouts, words.layout).value
                      : options.is_high_throughput() ? NCCL_EP_LAYOUT_FLAT

@@ -98,7 +98,7 @@ void print_heading(const Options& options, const Machine& machine) {
         !is_cuda(options.backend)
             ? fmt::format("{} ranks as {}", options.num_ranks, backend_name(options.backend))
             : fmt::format("{} ranks on GPUs, as {}", options.num_ranks,
-                          options.backend == Backend::kCudaProcesses || options.launched ? "processes" : "threads");
+                          has_processes(options.backend) || options.launched ? "processes" : "threads");
     fmt::print("{}\n", paint(Colour::kBold, std::string("ep_bench: ") + mode + ", " + ranks));
     fmt::print("  machine  {}, {} CPUs; {}\n", machine.cpu, machine.num_cpus, machine.system);
     if (!machine.gpu.empty()) {

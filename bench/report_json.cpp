@@ -123,8 +123,7 @@ void write_json(const Options& options, const Machine& machine, const std::vecto
     }
     json["case"] = {{"mode", mode_name(options.mode)},
                     {"backend", backend_name(options.backend)},
-                    {"processes", options.backend == Backend::kProcesses ||
-                                      options.backend == Backend::kCudaProcesses || options.launched.has_value()},
+                    {"processes", has_processes(options.backend) || options.launched.has_value()},
                     {"ranks", options.num_ranks},
                     {"max_tokens", options.max_tokens()},
                     {"layout", label_of(options.layout)},

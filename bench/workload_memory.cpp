@@ -35,7 +35,7 @@ LibraryComm::LibraryComm(const EpLibrary& library, const tools::RankContext& con
     } else if (!library.has_cpu_backends()) {
         throw std::runtime_error("--library: " + library.name +
                                  " has no communicators for CPUs; it runs with --backend cuda");
-    } else if (backend == Backend::kThreads) {
+    } else if (!has_processes(backend)) {
         std::vector<ncclComm_t> comms(static_cast<size_t>(context.num_ranks));
         if (context.rank == 0) {
             library.check(library.comm_init_all(comms.data(), context.num_ranks), "crossdockCommInitAll");

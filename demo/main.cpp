@@ -23,22 +23,6 @@ namespace {
 // How long ranks may go on after one has failed.
 constexpr double kGraceS = 10;
 
-std::unique_ptr<tools::RankRun> start(const Options& options, tools::RankProgram program) {
-    switch (options.backend) {
-        case Backend::kProcesses:
-            return tools::start_processes(options.num_ranks, std::move(program));
-        case Backend::kHosts:
-            return tools::start_hosts(options.num_ranks, options.num_ranks / options.num_nodes, std::move(program));
-        case Backend::kSimulation:
-            return tools::start_simulation(options.num_ranks, options.schedule_seed, std::move(program));
-        case Backend::kThreads:
-        case Backend::kCuda:
-        case Backend::kCudaProcesses:  // not an option of the demo
-            return tools::start_threads(options.num_ranks, std::move(program));
-    }
-    return nullptr;
-}
-
 // Shows how far the slowest rank is. Where each line stays, about ten of them are enough.
 class Progress {
   public:
@@ -86,8 +70,12 @@ int run(Options options) {
 
     Board board(options, num_tokens, num_steps);
     const auto begin = std::chrono::steady_clock::now();
-    const auto ranks =
-        start(options, [&](const tools::RankContext& context) { run_rank(context, options, text, num_tokens, board); });
+    const auto ranks = tools::start_ranks(
+        options.backend,
+        {.num_ranks = options.num_ranks,
+         .ranks_per_host = options.num_ranks / options.num_nodes,
+         .seed = options.schedule_seed},
+        [&](const tools::RankContext& context) { run_rank(context, options, text, num_tokens, board); });
     Progress progress(options, board);
     const auto failures = ranks->wait([&] { progress.show(); }, kGraceS);
     progress.clear();

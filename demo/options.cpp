@@ -14,9 +14,6 @@ namespace {
 
 constexpr int kMaxLowLatencyTokens = 512;
 
-const std::vector<Backend> kBackends = {Backend::kThreads, Backend::kProcesses, Backend::kHosts, Backend::kSimulation,
-                                        Backend::kCuda};
-
 }  // namespace
 
 std::optional<int> parse_options(int argc, char** argv, Options& options) {
@@ -26,6 +23,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         "crossdock_demo");
     std::string mode = "ll";
     std::string backend;
+    const std::vector<Backend> backends = backends_where([](const BackendOption& each) { return each.in_demo; });
     int num_experts = 0;
     LayerShape& layer = options.layer;
 
@@ -38,10 +36,8 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     app.add_option("--ranks", options.num_ranks, "ranks (8)")->check(integer_range(1, 64));
     app.add_option("--nodes", options.num_nodes, "nodes to emulate, a divisor of the ranks (1)")
         ->check(integer_range(1, 64));
-    app.add_option("--backend", backend,
-                   "how ranks run: threads, processes, hosts (processes; nodes share no memory and are connected by "
-                   "UCX), simulation (fibers) or cuda (threads with GPUs) (processes)")
-        ->check(tools::one_of({"threads", "processes", "hosts", "simulation", "cuda"}));
+    app.add_option("--backend", backend, "how ranks run (processes). " + backend_meanings(backends))
+        ->check(tools::one_of(backend_names(backends)));
     app.add_option("--schedule-seed", options.schedule_seed, "simulation: decides who runs when (0)")
         ->check(integer_range(0, INT64_MAX));
     app.add_option("--json", options.json_path, "also write the report as JSON to FILE")->check(tools::writable_file());
@@ -96,7 +92,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     if (layer.hidden % 8 != 0) {
         return tools::refuse(app, fmt::format("--hidden: {} is not a multiple of 8 from 8 to 32768", layer.hidden));
     }
-    options.backend = backend_named(backend, kBackends).value_or(Backend::kProcesses);
+    options.backend = backend_named(backend, backends).value_or(Backend::kProcesses);
     if (options.backend == Backend::kCuda && tools::num_cuda_devices() == 0) {
         return tools::refuse(app, "--backend: cuda is not possible: " + tools::why_no_cuda());
     }

@@ -127,38 +127,29 @@ Result measure_kernels(Backend backend, bool by_proxy, const Amount& amount, int
     setenv("NCCL_GIN_TYPE", by_proxy ? "2" : "4", 1);
     // A proxy, and each launch, has a core of its own where there are enough.
     const int cores_per_rank = num_contexts + (by_proxy ? 1 : 0);
-    switch (backend) {
-        case Backend::kThreads:
-            return measure_threads(amount, num_contexts, cores_per_rank);
-        case Backend::kProcesses: {
-            ncclUniqueId id;
-            check(crossdockGetUniqueId(&id));
-            return run_pair(
-                "",
-                [&](Meeting&, int rank) {
-                    ncclComm_t comm = nullptr;
-                    check(crossdockCommInitRank(&comm, 2, id, rank));
-                    return measure(comm, amount, num_contexts);
-                },
-                cores_per_rank);
-        }
-        case Backend::kHosts: {
-            const std::string address = next_address();
-            return run_pair(
-                "tcp",
-                [&](Meeting&, int rank) {
-                    ncclComm_t comm = nullptr;
-                    check(crossdockCommInitHosts(&comm, 2, rank, address.c_str()));
-                    return measure(comm, amount, num_contexts);
-                },
-                cores_per_rank);
-        }
-        case Backend::kSimulation:
-        case Backend::kCuda:
-        case Backend::kCudaProcesses:
-            break;
+    if (backend == Backend::kThreads) return measure_threads(amount, num_contexts, cores_per_rank);
+    if (backend == Backend::kProcesses) {
+        ncclUniqueId id;
+        check(crossdockGetUniqueId(&id));
+        return run_pair(
+            "",
+            [&](Meeting&, int rank) {
+                ncclComm_t comm = nullptr;
+                check(crossdockCommInitRank(&comm, 2, id, rank));
+                return measure(comm, amount, num_contexts);
+            },
+            cores_per_rank);
     }
-    throw std::runtime_error("no such backend");
+    if (backend != Backend::kHosts) throw std::runtime_error("no such backend");
+    const std::string address = next_address();
+    return run_pair(
+        "tcp",
+        [&](Meeting&, int rank) {
+            ncclComm_t comm = nullptr;
+            check(crossdockCommInitHosts(&comm, 2, rank, address.c_str()));
+            return measure(comm, amount, num_contexts);
+        },
+        cores_per_rank);
 }
 
 Result measure_memcpy(const Amount& amount) {

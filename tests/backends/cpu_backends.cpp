@@ -16,12 +16,13 @@ void gather(const RankContext& context, RunReport& report) {
     report.digests[context.rank()] = context.digest();
 }
 
-ChildReport run_process(Backend backend, ncclComm_t comm, int rank, int num_ranks, const RankProgram& program) {
+ChildReport run_process(ncclComm_t comm, int rank, int num_ranks, const CpuRank::MakeComm& make_comm,
+                        const RankProgram& program) {
     std::vector<std::string> failures;
     uint64_t digest = 0;
     PatientClock::start(rank);
     {
-        CpuRank context(backend, comm, rank, num_ranks, nullptr);
+        CpuRank context(comm, rank, num_ranks, make_comm);
         run_guarded(context, program);
         failures = context.failures();
         digest = context.digest();
@@ -32,8 +33,6 @@ ChildReport run_process(Backend backend, ncclComm_t comm, int rank, int num_rank
     PatientClock::end(rank);
     return {failures, digest};
 }
-
-}  // namespace
 
 RunReport run_as_threads(int num_ranks, const RankProgram& program) {
     RunReport report;
@@ -46,7 +45,8 @@ RunReport run_as_threads(int num_ranks, const RankProgram& program) {
     CommunicatorSets sets(num_ranks);
     std::vector<std::unique_ptr<CpuRank>> ranks;
     for (int rank = 0; rank < num_ranks; ++rank) {
-        ranks.push_back(std::make_unique<CpuRank>(Backend::kThreads, comms[rank], rank, num_ranks, &sets));
+        ranks.push_back(std::make_unique<CpuRank>(
+            comms[rank], rank, num_ranks, [&sets](CpuRank& own, size_t index) { return sets.get(index, own.rank()); }));
     }
     const PatientClock clock(num_ranks);
     std::vector<std::thread> threads;
@@ -66,6 +66,16 @@ RunReport run_as_threads(int num_ranks, const RankProgram& program) {
     return report;
 }
 
+ncclComm_t join_processes(CpuRank& rank, size_t) {
+    ncclUniqueId id{};
+    if (rank.rank() == 0) RANK_OK(rank, crossdockGetUniqueId(&id));
+    std::vector<ncclUniqueId> ids(rank.num_ranks());
+    rank.all_gather(&id, ids.data(), sizeof id);
+    ncclComm_t comm = nullptr;
+    RANK_OK(rank, crossdockCommInitRank(&comm, rank.num_ranks(), ids[0], rank.rank()));
+    return rank.keep(comm);
+}
+
 RunReport run_as_processes(const BackendSpec& spec, int num_ranks, const RankProgram& program) {
     ncclUniqueId id{};
     if (crossdockGetUniqueId(&id) != ncclSuccess) {
@@ -77,8 +87,18 @@ RunReport run_as_processes(const BackendSpec& spec, int num_ranks, const RankPro
         if (crossdockCommInitRank(&comm, num_ranks, id, rank) != ncclSuccess) {
             return {{fmt::format("rank {}: crossdockCommInitRank: {}", rank, crossdockGetLastError())}, 0};
         }
-        return run_process(Backend::kProcesses, comm, rank, num_ranks, program);
+        return run_process(comm, rank, num_ranks, join_processes, program);
     });
+}
+
+ncclComm_t join_hosts(CpuRank& rank, size_t) {
+    char address[32] = {};
+    if (rank.rank() == 0) free_address().copy(address, sizeof address - 1);
+    std::vector<char> addresses(sizeof address * static_cast<size_t>(rank.num_ranks()));
+    rank.all_gather(address, addresses.data(), sizeof address);
+    ncclComm_t comm = nullptr;
+    RANK_OK(rank, crossdockCommInitHosts(&comm, rank.num_ranks(), rank.rank(), addresses.data()));
+    return rank.keep(comm);
 }
 
 RunReport run_as_hosts(const BackendSpec& spec, int num_ranks, const RankProgram& program) {
@@ -96,7 +116,7 @@ RunReport run_as_hosts(const BackendSpec& spec, int num_ranks, const RankProgram
         if (crossdockCommInitHosts(&comm, num_ranks, rank, address.c_str()) != ncclSuccess) {
             return {{fmt::format("rank {}: crossdockCommInitHosts: {}", rank, crossdockGetLastError())}, 0};
         }
-        return run_process(Backend::kHosts, comm, rank, num_ranks, program);
+        return run_process(comm, rank, num_ranks, join_hosts, program);
     });
 }
 
@@ -123,7 +143,7 @@ RunReport run_simulated(const BackendSpec& spec, int num_ranks, const RankProgra
     const crossdockRankProgram_t one_rank = [](ncclComm_t comm, int rank, void* context) {
         Run& shared = *static_cast<Run*>(context);
         // On the heap: a fiber's stack is small.
-        const auto own = std::make_unique<CpuRank>(Backend::kSimulation, comm, rank, shared.num_ranks, nullptr);
+        const auto own = std::make_unique<CpuRank>(comm, rank, shared.num_ranks, nullptr);
         run_guarded(*own, *shared.program);
         gather(*own, shared.report);
     };
@@ -135,5 +155,26 @@ RunReport run_simulated(const BackendSpec& spec, int num_ranks, const RankProgra
     }
     return std::move(run.report);
 }
+
+}  // namespace
+
+RunReport run_on_cpus(const BackendSpec& spec, int num_ranks, const RankProgram& program) {
+    switch (spec.kind) {
+        case Backend::kThreads:
+            return run_as_threads(num_ranks, program);
+        case Backend::kProcesses:
+            return run_as_processes(spec, num_ranks, program);
+        case Backend::kHosts:
+            return run_as_hosts(spec, num_ranks, program);
+        case Backend::kSimulation:
+            return run_simulated(spec, num_ranks, program);
+        case Backend::kCuda:
+        case Backend::kCudaProcesses:
+            break;
+    }
+    throw std::logic_error("no backend of CPUs");
+}
+
+std::string why_not_on_cpus(Backend kind) { return kind == Backend::kHosts ? why_no_hosts() : ""; }
 
 }  // namespace crossdock::testing

@@ -46,7 +46,7 @@ ncclComm_t CommunicatorSets::get(size_t index, int rank) {
 }
 
 CpuRank::~CpuRank() {
-    for (const ncclComm_t comm : joined_) crossdockCommDestroy(comm);
+    for (const ncclComm_t comm : kept_) crossdockCommDestroy(comm);
 }
 
 void* CpuRank::allocate(size_t bytes) {
@@ -95,24 +95,12 @@ void CpuRank::all_gather(const void* own, void* all, size_t bytes) {
 }
 
 ncclComm_t CpuRank::make_communicator() {
-    if (backend_ == Backend::kThreads) return sets_->get(num_made_++, rank());
-    if (backend_ == Backend::kSimulation) throw std::logic_error("the simulation has one communicator");
-    ncclComm_t comm = nullptr;
-    if (backend_ == Backend::kHosts) {
-        char address[32] = {};
-        if (rank() == 0) free_address().copy(address, sizeof address - 1);
-        std::vector<char> addresses(sizeof address * static_cast<size_t>(num_ranks()));
-        all_gather(address, addresses.data(), sizeof address);
-        RANK_OK(*this, crossdockCommInitHosts(&comm, num_ranks(), rank(), addresses.data()));
-        joined_.push_back(comm);
-        return comm;
-    }
-    ncclUniqueId id{};
-    if (rank() == 0) RANK_OK(*this, crossdockGetUniqueId(&id));
-    std::vector<ncclUniqueId> ids(num_ranks());
-    all_gather(&id, ids.data(), sizeof id);
-    RANK_OK(*this, crossdockCommInitRank(&comm, num_ranks(), ids[0], rank()));
-    joined_.push_back(comm);
+    if (is_simulated()) throw std::logic_error("the simulation has one communicator");
+    return make_comm_(*this, num_made_++);
+}
+
+ncclComm_t CpuRank::keep(ncclComm_t comm) {
+    kept_.push_back(comm);
     return comm;
 }
 

@@ -2,13 +2,12 @@
 // A rank of a CPU backend: device memory is ordinary memory, streams do not exist.
 #pragma once
 
-#include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 
 #include "rank_context.h"
-#include "tools/common/backend.h"
 
 namespace crossdock::testing {
 
@@ -31,9 +30,10 @@ class CommunicatorSets {
 
 class CpuRank : public RankContext {
   public:
-    // sets: where other communicators come from in the backends of one process; null for processes.
-    CpuRank(Backend backend, ncclComm_t comm, int rank, int num_ranks, CommunicatorSets* sets)
-        : RankContext(comm, rank, num_ranks), backend_(backend), sets_(sets) {}
+    // make_comm(rank, index) makes the backend's communicator number `index` of the same ranks. Null: the simulation.
+    using MakeComm = std::function<ncclComm_t(CpuRank& rank, size_t index)>;
+    CpuRank(ncclComm_t comm, int rank, int num_ranks, MakeComm make_comm)
+        : RankContext(comm, rank, num_ranks), make_comm_(std::move(make_comm)) {}
     ~CpuRank() override;
 
     void* allocate(size_t bytes) override;
@@ -47,13 +47,15 @@ class CpuRank : public RankContext {
     void barrier() override;
     void all_gather(const void* own, void* all, size_t bytes) override;
     ncclComm_t make_communicator() override;
-    bool is_simulated() const override { return backend_ == Backend::kSimulation; }
+    bool is_simulated() const override { return make_comm_ == nullptr; }
+
+    // The communicator is destroyed when the program has ended.
+    ncclComm_t keep(ncclComm_t comm);
 
   private:
-    Backend backend_;
-    CommunicatorSets* sets_;
+    MakeComm make_comm_;
     size_t num_made_ = 0;
-    std::vector<ncclComm_t> joined_;
+    std::vector<ncclComm_t> kept_;
     std::map<void*, std::unique_ptr<std::byte[]>> allocations_;
 };
 

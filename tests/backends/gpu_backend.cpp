@@ -102,30 +102,7 @@ CommunicatorCache& kept_communicators() {
     return cache;
 }
 
-}  // namespace
-
-std::string why_no_gpu() {
-    // Asked in a child: this process may still want to fork ranks, which CUDA does not survive.
-    static const int missing = [] {
-        const pid_t pid = fork();
-        if (pid == 0) _exit(probe());
-        int status = 0;
-        waitpid(pid, &status, 0);
-        return WIFEXITED(status) ? WEXITSTATUS(status) : 3;
-    }();
-    switch (missing) {
-        case 0:
-            return "";
-        case 1:
-            return "there is no GPU here";
-        case 2:
-            return "no NCCL was found (libnccl.so.2, or what CROSSDOCK_NCCL_LIBRARY names)";
-        default:
-            return "asking CUDA for its devices ended in a crash";
-    }
-}
-
-RunReport run_on_gpu_threads(int num_ranks, const RankProgram& program) {
+RunReport run_threads(int num_ranks, const RankProgram& program) {
     set_environment();
     CommunicatorCache& cache = kept_communicators();
     RunReport report;
@@ -158,9 +135,7 @@ RunReport run_on_gpu_threads(int num_ranks, const RankProgram& program) {
     return report;
 }
 
-void free_kept_communicators() { kept_communicators().destroy(); }
-
-RunReport run_on_gpu_processes(const BackendSpec& spec, int num_ranks, const RankProgram& program) {
+RunReport run_processes(const BackendSpec& spec, int num_ranks, const RankProgram& program) {
     set_environment();
     HostExchange exchange(num_ranks);
     return fork_ranks(spec, num_ranks, [&](int rank) -> ChildReport {
@@ -190,6 +165,35 @@ RunReport run_on_gpu_processes(const BackendSpec& spec, int num_ranks, const Ran
             return {{fmt::format("rank {}: {}", rank, error.what())}, 0};
         }
     });
+}
+
+}  // namespace
+
+std::string why_no_gpu() {
+    // Asked in a child: this process may still want to fork ranks, which CUDA does not survive.
+    static const int missing = [] {
+        const pid_t pid = fork();
+        if (pid == 0) _exit(probe());
+        int status = 0;
+        waitpid(pid, &status, 0);
+        return WIFEXITED(status) ? WEXITSTATUS(status) : 3;
+    }();
+    switch (missing) {
+        case 0:
+            return "";
+        case 1:
+            return "there is no GPU here";
+        case 2:
+            return "no NCCL was found (libnccl.so.2, or what CROSSDOCK_NCCL_LIBRARY names)";
+        default:
+            return "asking CUDA for its devices ended in a crash";
+    }
+}
+
+void free_kept_communicators() { kept_communicators().destroy(); }
+
+RunReport run_on_gpus(const BackendSpec& spec, int num_ranks, const RankProgram& program) {
+    return has_processes(spec.kind) ? run_processes(spec, num_ranks, program) : run_threads(num_ranks, program);
 }
 
 }  // namespace crossdock::testing

@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backends one by one, behind run_ranks.
+// The two kinds of backends, behind run_ranks.
 #pragma once
 
 #include "run_ranks.h"
 
 namespace crossdock::testing {
 
-RunReport run_as_threads(int num_ranks, const RankProgram& program);
-RunReport run_as_processes(const BackendSpec& spec, int num_ranks, const RankProgram& program);
-RunReport run_as_hosts(const BackendSpec& spec, int num_ranks, const RankProgram& program);
-RunReport run_simulated(const BackendSpec& spec, int num_ranks, const RankProgram& program);
-RunReport run_on_gpu_threads(int num_ranks, const RankProgram& program);
-RunReport run_on_gpu_processes(const BackendSpec& spec, int num_ranks, const RankProgram& program);
+RunReport run_on_cpus(const BackendSpec& spec, int num_ranks, const RankProgram& program);
+RunReport run_on_gpus(const BackendSpec& spec, int num_ranks, const RankProgram& program);
+std::string why_not_on_cpus(Backend kind);
 std::string why_no_gpu();
-std::string why_no_hosts();
 
 // Runs the program and turns an exception that leaves it into a recorded failure.
 void run_guarded(RankContext& context, const RankProgram& program);

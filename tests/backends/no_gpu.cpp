@@ -5,8 +5,7 @@
 namespace crossdock::testing {
 
 std::string why_no_gpu() { return "this build has no CUDA"; }
-RunReport run_on_gpu_threads(int, const RankProgram&) { throw std::logic_error(why_no_gpu()); }
 void free_kept_communicators() {}
-RunReport run_on_gpu_processes(const BackendSpec&, int, const RankProgram&) { throw std::logic_error(why_no_gpu()); }
+RunReport run_on_gpus(const BackendSpec&, int, const RankProgram&) { throw std::logic_error(why_no_gpu()); }
 
 }  // namespace crossdock::testing

@@ -17,26 +17,9 @@ void run_guarded(RankContext& context, const RankProgram& program) {
 }
 
 RunReport run_ranks(const BackendSpec& spec, int num_ranks, const RankProgram& program) {
-    switch (spec.kind) {
-        case Backend::kThreads:
-            return run_as_threads(num_ranks, program);
-        case Backend::kProcesses:
-            return run_as_processes(spec, num_ranks, program);
-        case Backend::kHosts:
-            return run_as_hosts(spec, num_ranks, program);
-        case Backend::kSimulation:
-            return run_simulated(spec, num_ranks, program);
-        case Backend::kCuda:
-            return run_on_gpu_threads(num_ranks, program);
-        case Backend::kCudaProcesses:
-            return run_on_gpu_processes(spec, num_ranks, program);
-    }
-    return {};
+    return is_cuda(spec.kind) ? run_on_gpus(spec, num_ranks, program) : run_on_cpus(spec, num_ranks, program);
 }
 
-std::string why_unavailable(Backend kind) {
-    if (kind == Backend::kHosts) return why_no_hosts();
-    return is_cuda(kind) ? why_no_gpu() : "";
-}
+std::string why_unavailable(Backend kind) { return is_cuda(kind) ? why_no_gpu() : why_not_on_cpus(kind); }
 
 }  // namespace crossdock::testing

@@ -274,6 +274,22 @@ std::unique_ptr<RankRun> start_simulation(int num_ranks, uint64_t seed, RankProg
     return run;
 }
 
+std::unique_ptr<RankRun> start_ranks(Backend backend, const StartOptions& options, RankProgram program) {
+    switch (backend) {
+        case Backend::kThreads:
+        case Backend::kCuda:
+            return start_threads(options.num_ranks, std::move(program));
+        case Backend::kProcesses:
+        case Backend::kCudaProcesses:
+            return start_processes(options.num_ranks, std::move(program));
+        case Backend::kHosts:
+            return start_hosts(options.num_ranks, options.ranks_per_host, std::move(program));
+        case Backend::kSimulation:
+            return start_simulation(options.num_ranks, options.seed, std::move(program));
+    }
+    return nullptr;
+}
+
 std::string to_string(const RankFailure& failure) {
     return failure.rank < 0 ? failure.message : fmt::format("rank {}: {}", failure.rank, failure.message);
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "crossdock.h"
+#include "tools/common/backend.h"
 
 namespace crossdock::tools {
 
@@ -44,6 +45,15 @@ class RankRun {
     virtual std::vector<RankFailure> failures() = 0;
     virtual void give_up() = 0;
 };
+
+struct StartOptions {
+    int num_ranks = 1;
+    int ranks_per_host = 1;  // hosts
+    uint64_t seed = 0;       // simulation
+};
+
+// Ranks of any backend. With GPUs they are threads or processes, which choose their GPUs themselves.
+std::unique_ptr<RankRun> start_ranks(Backend backend, const StartOptions& options, RankProgram program);
 
 std::unique_ptr<RankRun> start_threads(int num_ranks, RankProgram program);
 

@@ -12,6 +12,7 @@ import numpy as np
 import crossdock as ep
 
 Array = np.ndarray[Any, Any]
+RUNNERS: dict[str, Callable[..., list[Any]]] = {"threads": ep.run_threads, "processes": ep.run_processes}
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -27,9 +28,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 def add_backend_arguments(parser: argparse.ArgumentParser, ranks: int, hidden: int, experts: int, topk: int) -> None:
     parser.add_argument("--ranks", type=int, default=ranks, help=f"ranks ({ranks})")
-    parser.add_argument(
-        "--backend", choices=["threads", "processes"], default="threads", help="how ranks run (threads)"
-    )
+    parser.add_argument("--backend", choices=RUNNERS, default="threads", help="how ranks run (threads)")
     parser.add_argument("--hidden", type=int, default=hidden, help=f"elements of a row, fp32 ({hidden})")
     parser.add_argument("--experts", type=int, default=experts, help=f"experts, a multiple of the ranks ({experts})")
     parser.add_argument("--topk", type=int, default=topk, help=f"experts per token ({topk})")
@@ -39,8 +38,7 @@ def add_backend_arguments(parser: argparse.ArgumentParser, ranks: int, hidden: i
 
 def run_ranks(options: argparse.Namespace, program: Any, *arguments: Any) -> list[Any]:
     """program(communicator, options, *arguments) once per rank."""
-    run = ep.run_threads if options.backend == "threads" else ep.run_processes
-    return run(options.ranks, program, options, *arguments)
+    return RUNNERS[options.backend](options.ranks, program, options, *arguments)
 
 
 class Layer:

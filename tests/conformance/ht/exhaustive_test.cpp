@@ -73,20 +73,7 @@ void enumerate(const BackendSpec& spec, const Shape& shape, ncclEpLayout_t layou
 }
 
 // Where the same kernels run on other memory or slower: a sample.
-int sparser_in(Backend kind) {
-    switch (kind) {
-        case Backend::kThreads:
-            return 1;
-        case Backend::kProcesses:
-        case Backend::kHosts:
-        case Backend::kSimulation:
-            return 5;
-        case Backend::kCuda:
-        case Backend::kCudaProcesses:
-            return 49;
-    }
-    return 1;
-}
+int sparser_in(Backend kind) { return kind == Backend::kThreads ? 1 : is_cuda(kind) ? 49 : 5; }
 
 void enumerate_all(ncclEpLayout_t layout) {
     // --seeds 100: a hundredth of all.

@@ -230,20 +230,11 @@ int stride_of(Backend kind) {
         const auto stride = static_cast<int>((kRoutings * kRoutings - 1) / *options().num_seeds) + 1;
         return stride % 3 == 0 ? stride + 1 : stride;
     }
-    switch (kind) {
-        case Backend::kThreads:
-            return 1;
-        case Backend::kProcesses:
-            return 25;
-        case Backend::kHosts:
-            return 199;
-        case Backend::kSimulation:
-            return 10;
-        case Backend::kCuda:
-        case Backend::kCudaProcesses:
-            return 499;
-    }
-    return 1;
+    return kind == Backend::kThreads      ? 1
+           : kind == Backend::kSimulation ? 10
+           : kind == Backend::kProcesses  ? 25
+           : is_cuda(kind)                ? 499
+                                          : 199;
 }
 
 TEST(Exhaustive, ExpertMajor) {

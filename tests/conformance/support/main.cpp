@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// crossdock_conformance [--backend threads|processes|hosts|simulation|cuda|cuda-processes|all-cpu] [--ranks N]
-//                       [--lsa-team N] [--seed S] [--seeds COUNT]
+// crossdock_conformance [--backend NAME|all-cpu] [--ranks N] [--lsa-team N] [--seed S] [--seeds COUNT]
 //                       [GoogleTest's own flags]
 #include <gtest/gtest.h>
 
@@ -14,19 +13,26 @@
 namespace crossdock::testing {
 namespace {
 
-constexpr const char* kUsage =
-    "crossdock_conformance: the conformance suite, on one backend or all of the CPU's\n"
-    "  --backend NAME  threads, processes, hosts, simulation, cuda, cuda-processes or all-cpu (default: all-cpu)\n"
-    "  --ranks N       ranks of every test that does not fix their number itself, 1 .. 64\n"
-    "  --lsa-team N    groups in LSA teams of N ranks, or the next fewer that divide theirs; on the backend hosts "
-    "also\n"
-    "                  N ranks per host (default: NCCL_LSA_TEAM_SIZE, where that is set)\n"
-    "  --seed S        first seed of tests with random cases\n"
-    "  --seeds COUNT   number of random cases, and most pairs of routings of Exhaustive; 1 where only --seed is given\n"
-    "  --gtest_...     GoogleTest's flags, for example --gtest_filter=Random.*\n";
+std::string backends() { return fmt::format("{} or all-cpu", fmt::join(backend_names(kEveryBackend), ", ")); }
+
+std::string usage() {
+    return "crossdock_conformance: the conformance suite, on one backend or all of the CPU's\n"
+           "  --backend NAME  " +
+           backends() +
+           " (default: all-cpu)\n"
+           "  --ranks N       ranks of every test that does not fix their number itself, 1 .. 64\n"
+           "  --lsa-team N    groups in LSA teams of N ranks, or the next fewer that divide theirs; on the backend "
+           "hosts "
+           "also\n"
+           "                  N ranks per host (default: NCCL_LSA_TEAM_SIZE, where that is set)\n"
+           "  --seed S        first seed of tests with random cases\n"
+           "  --seeds COUNT   number of random cases, and most pairs of routings of Exhaustive; 1 where only --seed is "
+           "given\n"
+           "  --gtest_...     GoogleTest's flags, for example --gtest_filter=Random.*\n";
+}
 
 [[noreturn]] void refuse(const std::string& message) {
-    std::fprintf(stderr, "crossdock_conformance: %s\n%s", message.c_str(), kUsage);
+    std::fprintf(stderr, "crossdock_conformance: %s\n%s", message.c_str(), usage().c_str());
     std::exit(2);
 }
 
@@ -46,8 +52,7 @@ void select_backend(const std::string& name) {
         if (backend == one || (name == "all-cpu" && !is_cuda(backend))) options().backends.push_back(backend);
     }
     if (options().backends.empty()) {
-        refuse(fmt::format(
-            "--backend is \"{}\", not threads, processes, hosts, simulation, cuda, cuda-processes or all-cpu", name));
+        refuse(fmt::format("--backend is \"{}\", not {}", name, backends()));
     }
 }
 
@@ -56,7 +61,7 @@ void parse(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) {
         const std::string flag = argv[i];
         if (flag == "--help") {
-            std::fputs(kUsage, stdout);
+            std::fputs(usage().c_str(), stdout);
             std::exit(0);
         }
         if (i + 1 == argc) refuse(fmt::format("{} has no value, or is unknown", flag));

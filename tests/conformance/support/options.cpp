@@ -10,11 +10,8 @@
 
 namespace crossdock::testing {
 
-// Processes come first: they are forked from this process while it has no threads yet.
-const std::vector<Backend> kEveryBackend = {Backend::kProcesses,  Backend::kHosts, Backend::kThreads,
-                                            Backend::kSimulation, Backend::kCuda,  Backend::kCudaProcesses};
-const std::vector<Backend> kCpuBackends = {Backend::kProcesses, Backend::kHosts, Backend::kThreads,
-                                           Backend::kSimulation};
+const std::vector<Backend> kEveryBackend = backends_where([](const BackendOption&) { return true; });
+const std::vector<Backend> kCpuBackends = backends_where([](const BackendOption& each) { return !each.is_cuda; });
 
 Options& options() {
     static Options instance;
@@ -26,21 +23,11 @@ Seeds seeds_or(uint64_t first, uint64_t count) {
 }
 
 uint64_t seeds_in(Backend kind, uint64_t count) {
-    switch (kind) {
-        case Backend::kThreads:
-        case Backend::kSimulation:
-            return count;
-        case Backend::kProcesses:
-        case Backend::kCuda:
-            return std::max<uint64_t>(1, count / 2);
-        // Every run connects all its processes.
-        case Backend::kHosts:
-            return std::max<uint64_t>(1, count / 10);
-        // Every run starts CUDA and NCCL in all its processes.
-        case Backend::kCudaProcesses:
-            return std::max<uint64_t>(1, count / 20);
-    }
-    return count;
+    if (kind == Backend::kThreads || kind == Backend::kSimulation) return count;
+    const uint64_t share = kind == Backend::kHosts           ? 10  // every run connects all its processes
+                           : kind == Backend::kCudaProcesses ? 20  // every run starts CUDA and NCCL in all of them
+                                                             : 2;
+    return std::max<uint64_t>(1, count / share);
 }
 
 int ranks_or(int wanted) { return options().num_ranks.value_or(wanted); }
