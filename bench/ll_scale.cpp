@@ -13,6 +13,7 @@
 
 #include "crossdock.h"
 #include "crossdock/group.hpp"
+#include "crossdock/simulation.h"
 #include "tools/common/cli.h"
 #include "tools/common/random.h"
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "crossdock.h"
+#include "crossdock/simulation.h"
 
 enum { kRanks = 4, kTokens = 2, kHidden = 4, kTopk = 2, kSlots = kRanks * kTokens };
 

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "crossdock/simulation.h"
 #include "fuzz/session.h"
 
 namespace {

@@ -6,6 +6,7 @@
  *   - symmetric memory and windows for them (what ncclMemAlloc and ncclCommWindowRegister are on GPUs);
  *   - the message that explains the last error, and a diagnosis of the last wait that expired;
  *   - options of groups and handles that NVIDIA's structs have no field for;
+ *   - elastic operations: dispatch and combine with packed rows;
  *   - routing counts, for layers on top;
  *   - A2SGD: gradient averaging for data parallelism with 64 bits per rank and step.
  *
@@ -18,6 +19,8 @@
  * Streams on CPUs. An operation on a CPU communicator has finished when the call returns. Of a send_only operation, the
  * send half has. The stream argument of nccl_ep.h's functions is ignored; pass NULL. "Device memory" is ordinary
  * memory.
+ *
+ * crossdock/simulation.h has simulated ranks.
  */
 #ifndef CROSSDOCK_H_
 #define CROSSDOCK_H_
@@ -136,60 +139,6 @@ ncclResult_t crossdockCommIsCpu(ncclComm_t comm, int* is_cpu);
  * come. */
 ncclResult_t crossdockCommAllGather(ncclComm_t comm, const void* own_bytes, void* all_bytes, size_t bytes);
 ncclResult_t crossdockCommBarrier(ncclComm_t comm);
-
-/* ---- The simulation ---- */
-
-/* Planted faults, to show that checks find them. With WRITE_GARBAGE, a rank chosen by the seed overwrites random words
- * of its peers' symmetric memory with random values, at random steps. Then calls may fail, and received or combined
- * rows may be wrong. But calls end, and write nothing outside their outputs. The protocol's invariants are not checked
- * in this case. */
-typedef enum {
-    CROSSDOCK_FAULT_NONE = 0,
-    CROSSDOCK_FAULT_SKIP_STORE_WAIT = 1, /* flags are raised before the data's asynchronous copy has completed */
-    CROSSDOCK_FAULT_REUSE_SLOT = 2,      /* senders do not wait for the receiver's credit */
-    CROSSDOCK_FAULT_WRITE_GARBAGE = 3    /* a rank writes garbage into the others' memory */
-} crossdockFault_t;
-
-typedef struct {
-    unsigned int size;          /* sizeof(crossdockSimulationConfig_t) */
-    unsigned int magic;         /* NCCL_EP_MAGIC */
-    uint64_t seed;              /* chooses which warp runs next and when each asynchronous copy completes */
-    uint64_t max_copy_delay_ns; /* in simulated time; 0: 20000 */
-    int killed_rank;            /* -1: none. From killed_at_step on, this rank's writes are lost and its calls fail */
-    uint64_t killed_at_step;    /* scheduler steps */
-    crossdockFault_t fault;
-    /* The network between LSA teams, in groups that have several. Every put and every signal takes its own time, so
-     * they overtake each other. A signal never overtakes the earlier puts of its rank to that peer. */
-    int cut_rank;         /* -1: none. From cut_at_step on, nothing reaches this rank through the network, and nothing
-                             that it sends there arrives; its own LSA team still reaches it */
-    uint64_t cut_at_step; /* scheduler steps */
-    uint64_t max_put_delay_ns; /* of a message, in simulated time; 0: 30000 */
-    uint64_t put_ns_per_kib;   /* how long 1024 bytes occupy a rank's link; 0: 20 */
-    /* 1: ranks behave as processes. Each starts at a time of its own and waits until all have joined, as
-     * crossdockCommInitRank does. If a rank was killed before, this fails: then the program is called with comm NULL,
-     * and crossdockGetLastError() says why. A rank that was killed, or whose program has returned, counts as an ended
-     * process, so waits for it end at once.
-     * 0: all ranks have joined before the programs begin. As on GPUs, ended ranks are not noticed: waits for a killed
-     * rank time out. */
-    int are_processes;
-    uint64_t max_start_delay_ns; /* are_processes: how late a rank may start, in simulated time; 0: 100000 */
-} crossdockSimulationConfig_t;
-
-#define CROSSDOCK_SIMULATION_CONFIG_INIT \
-    { sizeof(crossdockSimulationConfig_t), NCCL_EP_MAGIC, 0, 0, -1, 0, CROSSDOCK_FAULT_NONE, -1, 0, 0, 0, 0, 0 }
-
-/* One rank's program. It may use the communicator until it returns; it must not block outside the library. comm NULL:
- * the rank could not join (are_processes). */
-typedef void (*crossdockRankProgram_t)(ncclComm_t comm, int rank, void* context);
-
-/* Runs program once per rank, in simulated time. Every rank is a fiber of the calling thread, and one seed is one run,
- * bit for bit. Returns when all programs have returned. The communicators are made and destroyed here.
- *
- * config NULL: seed 0. num_steps, if not NULL, receives the number of scheduler steps (the range for killed_at_step).
- * InternalError: an invariant of the protocol was violated (each row once, no slot written before it is free, counts
- * add up); the message names the seed. */
-ncclResult_t crossdockRunSimulation(int num_ranks, const crossdockSimulationConfig_t* config,
-                                    crossdockRankProgram_t program, void* context, uint64_t* num_steps);
 
 /* ---- Memory and windows of CPU communicators ---- */
 

@@ -20,6 +20,7 @@ HEADERS = [
     "nccl_ep/ep_enums.h",
     "nccl_ep/common.hpp",
     "crossdock.h",
+    "crossdock/simulation.h",
     "crossdock/error.hpp",
     "crossdock/communicator.hpp",
     "crossdock/tensor.hpp",

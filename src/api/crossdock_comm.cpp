@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// crossdock.h: CPU communicators, the simulation, memory and windows.
+// crossdock.h: CPU communicators, their memory and windows.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -9,7 +9,6 @@
 #include "crossdock.h"
 #include "device_api/device_comm.h"
 #include "fabric/cpu/in_process_communicator.h"
-#include "fabric/cpu/mailbox.h"
 #include "fabric/cpu/process_communicator.h"
 #include "fabric/cpu/registry.h"
 #include "fabric/cpu/rendezvous.h"
@@ -21,13 +20,8 @@
 namespace crossdock {
 namespace {
 
-using cpu::ControlSegment;
 using cpu::CpuCommunicator;
-
-void require_num_ranks(int num_ranks) {
-    require(num_ranks >= 1 && num_ranks <= ControlSegment::kMaxRanks, ncclInvalidArgument,
-            "num_ranks is {}, allowed: 1..{}", num_ranks, ControlSegment::kMaxRanks);
-}
+using cpu::require_num_ranks;
 
 // Takes the pointer as void*, so that it serves every type.
 void require_not_null(const void* pointer, const char* name) {
@@ -39,44 +33,6 @@ std::shared_ptr<CpuCommunicator> cpu_communicator_of(ncclComm_t comm, const char
     auto cpu_communicator = std::dynamic_pointer_cast<CpuCommunicator>(communicator);
     require(cpu_communicator != nullptr, ncclInvalidUsage, "comm is an NCCL communicator; use {}", use_instead);
     return cpu_communicator;
-}
-
-cpu::SimulationConfig checked_config(const crossdockSimulationConfig_t& config, int num_ranks) {
-    require(config.size == sizeof(config) && config.magic == NCCL_EP_MAGIC, ncclInvalidArgument,
-            "config has size {} and magic {:#x}, expected {} and {:#x} (start from CROSSDOCK_SIMULATION_CONFIG_INIT)",
-            config.size, config.magic, sizeof(config), NCCL_EP_MAGIC);
-    require(config.killed_rank >= -1 && config.killed_rank < num_ranks, ncclInvalidArgument,
-            "config->killed_rank is {}, allowed: -1..{}", config.killed_rank, num_ranks - 1);
-    require(config.cut_rank >= -1 && config.cut_rank < num_ranks, ncclInvalidArgument,
-            "config->cut_rank is {}, allowed: -1..{}", config.cut_rank, num_ranks - 1);
-    require(config.are_processes == 0 || config.are_processes == 1, ncclInvalidArgument,
-            "config->are_processes is {}, allowed: 0, 1", config.are_processes);
-    cpu::SimulationConfig checked;
-    checked.are_processes = config.are_processes == 1;
-    if (config.max_start_delay_ns != 0) checked.max_start_delay_ns = config.max_start_delay_ns;
-    checked.seed = config.seed;
-    if (config.max_copy_delay_ns != 0) checked.max_copy_delay_ns = config.max_copy_delay_ns;
-    checked.killed_rank = config.killed_rank;
-    checked.killed_at_step = config.killed_at_step;
-    checked.network.cut_rank = config.cut_rank;
-    checked.network.cut_at_step = config.cut_at_step;
-    if (config.max_put_delay_ns != 0) checked.network.max_delay_ns = config.max_put_delay_ns;
-    if (config.put_ns_per_kib != 0) checked.network.ns_per_kib = config.put_ns_per_kib;
-    switch (config.fault) {
-        case CROSSDOCK_FAULT_NONE:
-            checked.fault = cpu::Fault::kNone;
-            return checked;
-        case CROSSDOCK_FAULT_SKIP_STORE_WAIT:
-            checked.fault = cpu::Fault::kSkipStoreWait;
-            return checked;
-        case CROSSDOCK_FAULT_REUSE_SLOT:
-            checked.fault = cpu::Fault::kReuseSlot;
-            return checked;
-        case CROSSDOCK_FAULT_WRITE_GARBAGE:
-            checked.fault = cpu::Fault::kWriteGarbage;
-            return checked;
-    }
-    fail(ncclInvalidArgument, "config->fault is {}, allowed: 0..3", static_cast<int>(config.fault));
 }
 
 }  // namespace
@@ -183,19 +139,6 @@ ncclResult_t crossdockCommAllGather(ncclComm_t comm, const void* own_bytes, void
 ncclResult_t crossdockCommBarrier(ncclComm_t comm) {
     return boundary([&] {
         cpu_communicator_of(comm, "an ncclAllReduce")->barrier("crossdockCommBarrier", cpu::join_timeout_ns());
-    });
-}
-
-ncclResult_t crossdockRunSimulation(int num_ranks, const crossdockSimulationConfig_t* config,
-                                    crossdockRankProgram_t program, void* context, uint64_t* num_steps) {
-    return boundary([&] {
-        require_num_ranks(num_ranks);
-        require(program != nullptr, ncclInvalidArgument, "program is NULL");
-        const cpu::SimulationConfig checked =
-            config == nullptr ? cpu::SimulationConfig() : checked_config(*config, num_ranks);
-        const cpu::SimulationRun run =
-            cpu::run_simulation(num_ranks, checked, [&](ncclComm_t comm, int rank) { program(comm, rank, context); });
-        if (num_steps != nullptr) *num_steps = run.num_steps;
     });
 }
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# check_shared_library.sh LIBRARY INCLUDE_FOLDER SONAME LINK_NAME
-# The shared library exports what symbols.txt lists and what crossdock.h, its parts and device/entry.hpp declare, and
-# nothing else; it has its SONAME and link name, needs only system libraries, stays loaded (threads of its own may run),
-# and carries no search path and one version banner.
+# check_shared_library.sh LIBRARY SOURCE_FOLDER SONAME LINK_NAME
+# The shared library exports what symbols.txt lists and what crossdock.h, the headers in crossdock and device/entry.hpp
+# declare, and nothing else; it has its SONAME and link name, needs only system libraries, stays loaded (threads of its
+# own may run), and carries no search path and one version banner.
 set -euo pipefail
-library=$1 include=$2 soname=$3 link_name=$4
+library=$1 source=$2 soname=$3 link_name=$4
 here=$(dirname "$0")
 failed=0
 
@@ -14,8 +14,8 @@ fail() {
     failed=1
 }
 
-declared=$(grep -ohE '\bcrossdock[A-Z][A-Za-z0-9]*\(' "$include"/crossdock.h \
-    "$include"/crossdock/device/entry.hpp | tr -d '(')
+declared=$(grep -ohE '\bcrossdock[A-Z][A-Za-z0-9]*\(' "$source"/include/crossdock.h \
+    "$source"/include/crossdock/*.h "$source"/include/crossdock/device/entry.hpp | tr -d '(')
 expected=$({ cat "$here/symbols.txt" && echo "$declared"; } | LC_ALL=C sort -u)
 exported=$(nm -D --defined-only "$library" | awk '{print $3}' | LC_ALL=C sort -u)
 difference=$(diff <(echo "$expected") <(echo "$exported") || true)

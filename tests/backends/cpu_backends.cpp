@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "api/simulation.h"
 #include "cpu_rank.h"
 #include "host_network.h"
 #include "internal.h"
@@ -148,7 +149,7 @@ RunReport run_simulated(const BackendSpec& spec, int num_ranks, const RankProgra
         gather(*own, shared.report);
     };
     const ncclResult_t result =
-        crossdockRunSimulation(num_ranks, &spec.simulation, one_rank, &run, &run.report.num_steps);
+        run_simulation_with_fault(spec.fault, num_ranks, &spec.simulation, one_rank, &run, &run.report.num_steps);
     if (result != ncclSuccess) {
         run.report.failures.push_back(
             fmt::format("crossdockRunSimulation answered {}: {}", result_name(result), crossdockGetLastError()));

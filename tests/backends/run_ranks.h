@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "crossdock/simulation.h"
+#include "device/cpu/fault.h"
 #include "rank_context.h"
 #include "tools/common/backend.h"
 
@@ -16,10 +18,11 @@ class HostNetwork;
 struct BackendSpec {
     Backend kind = Backend::kThreads;
     crossdockSimulationConfig_t simulation = CROSSDOCK_SIMULATION_CONFIG_INIT;
-    int ranks_per_host = 0;          // 0: all ranks are on one
-    HostNetwork* network = nullptr;  // kHosts: the hosts are those of this network, instead of mere names
-    std::vector<int> doomed;         // processes that a signal may end without a failure
-    int limit_s = 600;               // processes still running then are killed, and it is a failure
+    cpu::Fault fault = cpu::Fault::kNone;  // kSimulation
+    int ranks_per_host = 0;                // 0: all ranks are on one
+    HostNetwork* network = nullptr;        // kHosts: the hosts are those of this network, instead of mere names
+    std::vector<int> doomed;               // processes that a signal may end without a failure
+    int limit_s = 600;                     // processes still running then are killed, and it is a failure
 };
 
 struct RunReport {

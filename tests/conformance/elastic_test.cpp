@@ -49,15 +49,15 @@ TEST_BOTH_MODES(Elastic, EverySeedGivesTheSameBits) {
 // Flags before data, and senders without credit, show within so many seeds.
 TEST_BOTH_MODES(Elastic, APlantedFaultIsCaught) {
     on_each_elastic_backend(mode, {Backend::kSimulation}, [=](const BackendSpec& backend) {
-        for (const crossdockFault_t fault : {CROSSDOCK_FAULT_SKIP_STORE_WAIT, CROSSDOCK_FAULT_REUSE_SLOT}) {
+        for (const cpu::Fault fault : {cpu::Fault::kSkipStoreWait, cpu::Fault::kReuseSlot}) {
             bool is_caught = false;
             for (uint64_t seed = 1; seed <= 200 && !is_caught; ++seed) {
                 BackendSpec spec = of_seed(backend, seed);
-                spec.simulation.fault = fault;
+                spec.fault = fault;
                 const ElasticShape shape = random_elastic_shape(mode, seed, ranks_or(3));
                 is_caught = !run_ranks(spec, shape.num_ranks, random_elastic_operations(shape, 12)).ok();
             }
-            EXPECT_TRUE(is_caught) << "fault " << fault;
+            EXPECT_TRUE(is_caught) << "fault " << static_cast<int>(fault);
         }
     });
 }

@@ -67,10 +67,10 @@ TEST_BOTH_MODES(Simulation, EverySeedGivesTheSameBits) {
 }
 
 // A fault shows, in the results or to the checkers of the protocol, within so many seeds.
-void expect_caught(ncclEpAlgorithm_t mode, const BackendSpec& backend, crossdockFault_t fault, uint64_t most_seeds) {
+void expect_caught(ncclEpAlgorithm_t mode, const BackendSpec& backend, cpu::Fault fault, uint64_t most_seeds) {
     for (uint64_t seed = 1; seed <= most_seeds; ++seed) {
         BackendSpec spec = seeded(backend, seed);
-        spec.simulation.fault = fault;
+        spec.fault = fault;
         if (run_ranks(spec, ranks_of(seed), sequence_of(mode, seed, false)).ok()) continue;
         ::testing::Test::RecordProperty("seeds_until_caught", static_cast<int>(seed));
         return;
@@ -80,13 +80,12 @@ void expect_caught(ncclEpAlgorithm_t mode, const BackendSpec& backend, crossdock
 
 // Flags before data.
 TEST_BOTH_MODES(Simulation, ASkippedWaitForACopyIsCaught) {
-    on_simulation(
-        [=](const BackendSpec& backend) { expect_caught(mode, backend, CROSSDOCK_FAULT_SKIP_STORE_WAIT, 50); });
+    on_simulation([=](const BackendSpec& backend) { expect_caught(mode, backend, cpu::Fault::kSkipStoreWait, 50); });
 }
 
 // Senders without credit.
 TEST_BOTH_MODES(Simulation, AReusedSlotIsCaught) {
-    on_simulation([=](const BackendSpec& backend) { expect_caught(mode, backend, CROSSDOCK_FAULT_REUSE_SLOT, 200); });
+    on_simulation([=](const BackendSpec& backend) { expect_caught(mode, backend, cpu::Fault::kReuseSlot, 200); });
 }
 
 void expect_survives_garbage(ncclEpAlgorithm_t mode, const BackendSpec& backend, int (*num_ranks)(uint64_t),

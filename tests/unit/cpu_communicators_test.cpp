@@ -19,6 +19,7 @@
 #include "core/log.h"
 #include "crossdock.h"
 #include "crossdock/device/entry.hpp"
+#include "crossdock/simulation.h"
 #include "fabric/communicator.h"
 #include "fabric/cpu/in_process_communicator.h"
 #include "fabric/cpu/registry.h"
@@ -337,8 +338,9 @@ TEST(RunSimulation, RefusesBadConfigurations) {
     config.magic = 1;
     EXPECT_EQ(crossdockRunSimulation(2, &config, program, &num_runs, nullptr), ncclInvalidArgument);
     config = CROSSDOCK_SIMULATION_CONFIG_INIT;
-    config.fault = static_cast<crossdockFault_t>(4);
+    config.cut_rank = -2;
     EXPECT_EQ(crossdockRunSimulation(2, &config, program, &num_runs, nullptr), ncclInvalidArgument);
+    expect_mentions(last_error(), {"cut_rank", "-1..1"});
     config = CROSSDOCK_SIMULATION_CONFIG_INIT;
     config.are_processes = 2;
     EXPECT_EQ(crossdockRunSimulation(2, &config, program, &num_runs, nullptr), ncclInvalidArgument);

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "crossdock/communicator.hpp"
+#include "crossdock/simulation.h"
 #include "tools/common/shared_array.h"
 
 namespace crossdock::tools {

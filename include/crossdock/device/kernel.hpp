@@ -36,6 +36,7 @@
 #if defined(CROSSDOCK_WATCH_ACCESSES)
 #include "crossdock/device/watch.hpp"
 #endif
+#include "crossdock/simulation.h"
 
 #define CROSSDOCK_DYNAMIC_SHARED(type, name) type* const name = static_cast<type*>(::crossdockDynamicShared())
 

@@ -8,11 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "device/cpu/fault.h"
 #include "device/platform.h"
 
 namespace crossdock::cpu {
-
-enum class Fault { kNone = 0, kSkipStoreWait = 1, kReuseSlot = 2, kWriteGarbage = 3 };
 
 // Follows the protocol's events in the simulation and records the first violation. Null in other backends.
 class ProtocolChecker {

@@ -13,6 +13,7 @@
 #include "core/log.h"
 #include "core/printable.h"
 #include "device/cpu/device_comm.h"
+#include "fabric/cpu/mailbox.h"
 #include "fabric/cpu/registry.h"
 #include "runtime/cpu/failure_reports.h"
 #include "runtime/cpu/idle_backoff.h"
@@ -43,6 +44,11 @@ uint64_t join_timeout_ns() {
 }
 uint64_t network_timeout_ns() {
     return environment_timeout_ns("CROSSDOCK_NETWORK_TIMEOUT_MS", warn).value_or(kDefaultNetworkTimeoutNs);
+}
+
+void require_num_ranks(int num_ranks) {
+    require(num_ranks >= 1 && num_ranks <= ControlSegment::kMaxRanks, ncclInvalidArgument,
+            "num_ranks is {}, allowed: 1..{}", num_ranks, ControlSegment::kMaxRanks);
 }
 
 CpuCommunicator::CpuCommunicator(const BackendTraits& backend, int rank, int num_ranks,

@@ -23,6 +23,9 @@ uint64_t join_timeout_ns();
 // accepting data.
 uint64_t network_timeout_ns();
 
+// InvalidArgument if a CPU communicator cannot have so many ranks.
+void require_num_ranks(int num_ranks);
+
 class CpuCommunicator : public Communicator, protected PeerLosses {
   public:
     ~CpuCommunicator() override;

@@ -71,7 +71,7 @@ RunReport expect_clean(const BackendSpec& spec, int num_ranks, std::optional<uin
 bool survives_garbage(const BackendSpec& backend, int num_ranks, uint64_t seed, const RankProgram& program) {
     BackendSpec spec = backend;
     spec.simulation.seed = seed;
-    spec.simulation.fault = CROSSDOCK_FAULT_WRITE_GARBAGE;
+    spec.fault = cpu::Fault::kWriteGarbage;
     const RunReport report = run_ranks(spec, num_ranks, program);
     for (const std::string& failure : report.failures) {
         const auto says = [&](const char* words) { return failure.find(words) != std::string::npos; };
