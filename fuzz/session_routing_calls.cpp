@@ -3,6 +3,7 @@
 // ones.
 #include <deque>
 
+#include "api/routing.h"
 #include "fuzz/session.h"
 
 namespace crossdock::fuzz {

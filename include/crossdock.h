@@ -7,7 +7,6 @@
  *   - the message that explains the last error, and a diagnosis of the last wait that expired;
  *   - options of groups and handles that NVIDIA's structs have no field for;
  *   - elastic operations: dispatch and combine with packed rows;
- *   - routing counts, for layers on top;
  *   - A2SGD: gradient averaging for data parallelism with 64 bits per rank and step.
  *
  * Conventions. Every function returns an ncclResult_t unless said otherwise. It writes its outputs only on success, and
@@ -430,36 +429,6 @@ typedef struct {
  * differs may get it from its next dispatch. InvalidArgument, InvalidUsage: as the dispatch, and InvalidUsage without
  * an elastic dispatch before. */
 ncclResult_t crossdockElasticCombine(ncclEpHandle_t handle, const crossdockElasticCombine_t* call, cudaStream_t stream);
-
-/* ---- Routing counts ---- */
-
-/* Counts of a routing for layers on top, such as crossdock.deep_ep, in one kernel. Local, without a group.
- * T tokens, K choices each, E experts, R ranks, L = E / R experts per rank (expert e is on rank e / L). Strides count
- * elements; arrays without strides are dense and row-major. Nothing is kept.
- * device: the GPU that all memory is on; the call is enqueued on its stream and capturable. -1: host memory; the call
- * returns when it is done. */
-typedef struct {
-    unsigned int size;      /* sizeof(crossdockRoutingCounts_t) */
-    unsigned int magic;     /* NCCL_EP_MAGIC */
-    int device;             /* -1: the host */
-    ncclDataType_t id_type; /* of topk_idx: ncclInt32 or ncclInt64 */
-    const void* topk_idx;   /* in [T, K]: expert ids; others, such as -1, are not counted */
-    int64_t token_stride;   /* of topk_idx */
-    int64_t choice_stride;  /* of topk_idx */
-    uint64_t num_tokens;    /* T */
-    unsigned int num_topk;  /* K */
-    unsigned int num_experts;
-    unsigned int num_ranks;
-    unsigned int node_ranks; /* ranks of a node, which divide R */
-    int32_t* per_rank;       /* out [R]: tokens with an expert of the rank */
-    int32_t* per_node;       /* out [R / node_ranks]: of the node; or NULL */
-    int32_t* per_expert;     /* out [E]: choices */
-    uint8_t* is_in_rank;     /* out [T, R]: 1 for a token with an expert of the rank, else 0 */
-    int distinct;            /* 1: per_expert counts an expert that a token names twice once */
-} crossdockRoutingCounts_t;
-
-/* InvalidArgument: a needed array is NULL, numbers do not divide each other, a type or device does not exist. */
-ncclResult_t crossdockCountRouting(const crossdockRoutingCounts_t* counts, cudaStream_t stream);
 
 /* ---- A2SGD: two-level gradient averaging ---- */
 

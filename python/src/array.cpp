@@ -6,8 +6,8 @@
 #include <iterator>
 #include <utility>
 
+#include "core/data_types.h"
 #include "error.h"
-#include "src/core/data_types.h"
 #include "tensor.h"
 
 namespace nb = nanobind;

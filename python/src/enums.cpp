@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "configs.h"
-#include "src/core/layouts.h"
-#include "src/core/recipes.h"
+#include "core/layouts.h"
+#include "core/recipes.h"
 
 namespace nb = nanobind;
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "api/routing.h"
 #include "array.h"
 #include "error.h"
 #include "gil.h"

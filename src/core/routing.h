@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routing counts (contract: crossdock.h): checks the arguments and launches.
+// Routing counts (contract: api/routing.h): checks the arguments and launches.
 #pragma once
 
-#include "crossdock.h"
+#include "kernels/routing/arguments.h"
 
 namespace crossdock {
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # check_shared_library.sh LIBRARY SOURCE_FOLDER SONAME LINK_NAME
-# The shared library exports what symbols.txt lists and what crossdock.h, the headers in crossdock and device/entry.hpp
-# declare, and nothing else; it has its SONAME and link name, needs only system libraries, stays loaded (threads of its
-# own may run), and carries no search path and one version banner.
+# The shared library exports what symbols.txt lists, what crossdock.h, the headers in crossdock and device/entry.hpp
+# declare, and what Python's module needs besides (src/api/routing.h), and nothing else; it has its SONAME and link name,
+# needs only system libraries, stays loaded (threads of its own may run), and carries no search path and one version
+# banner.
 set -euo pipefail
 library=$1 source=$2 soname=$3 link_name=$4
 here=$(dirname "$0")
@@ -15,7 +16,7 @@ fail() {
 }
 
 declared=$(grep -ohE '\bcrossdock[A-Z][A-Za-z0-9]*\(' "$source"/include/crossdock.h \
-    "$source"/include/crossdock/*.h "$source"/include/crossdock/device/entry.hpp | tr -d '(')
+    "$source"/include/crossdock/*.h "$source"/include/crossdock/device/entry.hpp "$source"/src/api/routing.h | tr -d '(')
 expected=$({ cat "$here/symbols.txt" && echo "$declared"; } | LC_ALL=C sort -u)
 exported=$(nm -D --defined-only "$library" | awk '{print $3}' | LC_ALL=C sort -u)
 difference=$(diff <(echo "$expected") <(echo "$exported") || true)

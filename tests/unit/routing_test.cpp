@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "api/routing.h"
 #include "crossdock.h"
 #include "kernels/routing/count.h"
 #include "runtime/cpu/local_executor.h"

@@ -3,9 +3,9 @@
 // be cleared first, and no block waits for another.
 #pragma once
 
-#include "crossdock.h"
 #include "device/context.h"
 #include "device/numeric.h"
+#include "kernels/routing/arguments.h"
 
 namespace crossdock {
 

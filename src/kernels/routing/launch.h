@@ -3,7 +3,7 @@
 // thread.
 #pragma once
 
-#include "crossdock.h"
+#include "kernels/routing/arguments.h"
 #include "runtime/launch.h"
 
 namespace crossdock {
