@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "crossdock.h"
+#include "crossdock/a2sgd.h"
 #include "fuzz/input.h"
 #include "src/core/layouts.h"
 #include "src/core/recipes.h"

@@ -42,19 +42,19 @@ licence() {
 }
 # What the CPU backends say to the host's compiler or core is not meant.
 assembly() { sources | grep -vE '^src/device/ptx.cuh$|^src/(device|runtime)/cpu/' | xargs -r grep -nE '\b(asm|__asm__)\b *(volatile|__volatile__)? *\(' /dev/null; }
-conditionals() { files 'src/kernels/*.h' 'src/kernels/*.cuh' | xargs -r grep -nE '^ *# *(if|ifdef|ifndef|elif)\b' /dev/null; }
+conditionals() { files 'src/kernels/*.h' 'src/kernels/*.cuh' 'src/a2sgd/kernels/*.h' | xargs -r grep -nE '^ *# *(if|ifdef|ifndef|elif)\b' /dev/null; }
 # A layer includes only what ARCHITECTURE.md's table lists for it.
 layers() {
     local folder uses allowed
-    sed -nE 's/^\| .(src\/\w+|plugin). \|.*\| ([a-z, ]*)\|$/\1 \2/p' ARCHITECTURE.md | while read -r folder uses; do
+    sed -nE 's/^\| .(src\/\w+|plugin). \|.*\| ([a-z_, ]*)\|$/\1 \2/p' ARCHITECTURE.md | while read -r folder uses; do
         allowed=${folder#src/}${uses:+|${uses//, /|}}
-        files "$folder/*" | xargs -r grep -nE '#include "(api|core|fabric|device_api|kernels|network|plugin|runtime|device)/' /dev/null |
+        files "$folder/*" | xargs -r grep -nE '#include "(a2sgd|api|core|fabric|device_api|kernels|network|plugin|runtime|device)/' /dev/null |
             grep -vE "\"(core/(boundary|environment_number|error|interrupt|log|printable|process)\.h|($allowed)/)"
     done
 }
 # CUDA where ARCHITECTURE.md says it is.
 cuda_elsewhere() {
-    files 'src/*' | grep -vE '^src/device/|/cuda/|\.cuh?$' |
+    files 'src/*' | grep -vE '^src/(a2sgd/)?device/|/cuda/|\.cuh?$' |
         xargs -r grep -nE '#include [<"](cuda|nccl_device)|__CUDACC__|__(device|global)__|\bcuda[A-Z]\w*\(' /dev/null
 }
 # A kernel that is launched in another way is not loaded when a group is made (src/runtime/cuda/kernel_list.h).
@@ -65,8 +65,8 @@ compiled() { grep -oE '"file": "[^"]+"' build/lint/compile_commands.json | cut -
 tidy() {
     local shallow=(-Xclang -analyzer-config -Xclang mode=shallow)
     compiled | while read -r file; do
-        if [[ $file = */src/@(api|core|device_api|network)/*.cpp ]] ||
-            { [[ $file = */Unity/* ]] && grep -qE '/src/(api|core|device_api|network)/' "$file"; }; then
+        if [[ $file = */src/@(a2sgd|api|core|device_api|network)/*.cpp ]] ||
+            { [[ $file = */Unity/* ]] && grep -qE '/src/(a2sgd|api|core|device_api|network)/' "$file"; }; then
             echo "$file"
         fi
     done | xargs -r -P "$(nproc)" -n 1 clang-tidy -p build/lint --quiet --checks=-bugprone-suspicious-include \
@@ -82,7 +82,7 @@ commit_messages() {
     git log --no-merges --format='%h %s' "${range[@]}" |
         awk '{ hash = $1; sub(/^[^ ]+ /, "") } length > 72 { print hash ": " length " characters: " $0 }'
     git log --no-merges --format='%h %s' --grep='^# Conflicts' "${range[@]}" | sed 's/$/: lists conflicts/'
-    git log --no-merges --format='%h%x09%b%x00' "${range[@]}" -- src/kernels src/device |
+    git log --no-merges --format='%h%x09%b%x00' "${range[@]}" -- src/kernels src/device src/a2sgd |
         awk 'BEGIN { RS = "\0"; FS = "\t" } { sub(/^\n/, "") } $1 != "" && $2 ~ /^[ \n]*$/ { print $1 ": no body" }'
 }
 # Commits that git blame is to leave out are there; a shallow clone cannot tell.
@@ -108,5 +108,5 @@ section "shellcheck" shell
 section "actions of workflows are named by commit and version" none unpinned_actions
 section "commit messages" none commit_messages
 section "commits in .git-blame-ignore-revs exist" none ignored_commits
-section "clang-tidy on src/api, src/core, src/device_api, src/network and the host side of src/kernels" tidy
+section "clang-tidy on src/a2sgd, src/api, src/core, src/device_api, src/network and the host side of src/kernels" tidy
 exit $failed

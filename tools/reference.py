@@ -21,6 +21,7 @@ HEADERS = [
     "nccl_ep/common.hpp",
     "crossdock.h",
     "crossdock/simulation.h",
+    "crossdock/a2sgd.h",
     "crossdock/error.hpp",
     "crossdock/communicator.hpp",
     "crossdock/tensor.hpp",

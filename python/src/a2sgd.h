@@ -11,6 +11,7 @@
 
 #include "array.h"
 #include "communicator.h"
+#include "crossdock/a2sgd.h"
 
 namespace crossdock::python {
 

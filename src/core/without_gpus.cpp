@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Builds without CUDA: replaces what folders named `cuda` and files ending in .cu define.
+#include "runtime/without_gpus.h"
 #include "core/error.h"
 #include "fabric/cuda/nccl_communicator.h"
-#include "kernels/a2sgd/launch.h"
 #include "kernels/ht/launch.h"
 #include "kernels/ll/launch.h"
 #include "kernels/routing/launch.h"
@@ -14,12 +14,6 @@ const bool kIsBuiltForGpus = false;
 std::shared_ptr<Communicator> nccl_communicator_of(ncclComm_t comm) {
     fail(ncclInvalidArgument, "comm {} is not a CPU communicator of crossdock.h, and this build knows no others",
          static_cast<void*>(comm));
-}
-
-// Never called: only a GPU's communicator has a runtime without an executor.
-template <typename Kernel, Peers kReached>
-void OnGpu<Kernel, kReached>::launch(const typename Kernel::Args&, const LaunchShape&, cudaStream_t) {
-    fail(ncclInternalError, "{}: this library was built without CUDA", Kernel::kName);
 }
 
 template struct OnGpu<LlDispatch, Peers::kLsa>;
@@ -41,12 +35,6 @@ template struct OnGpu<HtElasticDispatch, Peers::kLsaAndGin>;
 template struct OnGpu<HtElasticCombine, Peers::kLsa>;
 template struct OnGpu<HtElasticCombine, Peers::kLsaAndGin>;
 template struct OnGpu<HtMaskClean, Peers::kLsa>;
-
-template struct OnGpu<A2sgdSumsKernel, Peers::kLsa>;
-template struct OnGpu<A2sgdSumsKernel, Peers::kLsaAndGin>;
-template struct OnGpu<A2sgdMeansKernel, Peers::kLsa>;
-template struct OnGpu<A2sgdMeansKernel, Peers::kLsaAndGin>;
-template struct OnGpu<A2sgdApplyKernel, Peers::kLsa>;
 
 template struct OnGpu<CountRouting, Peers::kLsa>;
 

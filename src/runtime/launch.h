@@ -13,7 +13,7 @@
 namespace crossdock {
 
 // A kernel compiled for one kind of processor and peers. kernels.cpp and kernels.cu instantiate these; in builds
-// without CUDA core/without_gpus.cpp replaces the latter.
+// without CUDA a without_gpus.cpp replaces the latter.
 template <typename Kernel, Peers kReached>
 struct OnCpu {
     static void launch(cpu::Executor& executor, const typename Kernel::Args& args, const LaunchShape& shape);

@@ -10,7 +10,7 @@
 
 #include <cstring>
 
-#include "conformance/a2sgd/support.h"
+#include "a2sgd/support.h"
 #include "conformance/support/fault_support.h"
 #include "conformance/support/layer.h"
 #include "conformance/support/options.h"

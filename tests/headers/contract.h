@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "crossdock.h"
+#include "crossdock/a2sgd.h"
 #include "nccl_ep.h"
 
 #define VALUE(name, value) NCCL_EP_STATIC_ASSERT((long)(name) == (value), #name " must be " #value)
