@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sched.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 
 #include "bench/network/measure.h"
+#include "tools/common/processes.h"
+#include "tools/common/shared_array.h"
 
 namespace crossdock::network_bench {
 
@@ -58,38 +56,31 @@ std::string next_address() {
 }
 
 Result run_pair(const std::string& transports, const RankFunction& rank, int cores_per_rank) {
-    void* memory = mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) throw std::runtime_error("no shared memory");
-    auto& meeting = *new (memory) Meeting{};
-    pid_t processes[2];
-    std::fflush(stdout);
+    tools::SharedArray<Meeting> shared(1);
+    Meeting& meeting = shared[0];
+    Processes processes;
     for (int each = 0; each < 2; ++each) {
-        processes[each] = fork();
-        if (processes[each] != 0) continue;
-        if (!transports.empty()) setenv("UCX_TLS", transports.c_str(), 1);
-        // Two hosts, so that frames cross TCP instead of a Unix socket.
-        if (transports == "tcp") setenv("CROSSDOCK_HOST", std::to_string(each).c_str(), 1);
-        stay_on_cores(each, cores_per_rank);
-        int status = 0;
-        try {
-            const Result result = rank(meeting, each);
-            if (each == 0) meeting.result = result;
-        } catch (const std::exception& error) {
-            std::fprintf(stderr, "network_bench: rank %d: %s\n", each, error.what());
-            status = 1;
-        }
-        _exit(status);
+        processes.start([&]() -> std::string {
+            if (!transports.empty()) setenv("UCX_TLS", transports.c_str(), 1);
+            // Two hosts, so that frames cross TCP instead of a Unix socket.
+            if (transports == "tcp") setenv("CROSSDOCK_HOST", std::to_string(each).c_str(), 1);
+            stay_on_cores(each, cores_per_rank);
+            try {
+                const Result result = rank(meeting, each);
+                if (each == 0) meeting.result = result;
+                return "";
+            } catch (const std::exception& error) {
+                return "rank " + std::to_string(each) + ": " + error.what();
+            }
+        });
     }
-    bool failed = false;
-    for (const pid_t process : processes) {
-        int status = 0;
-        waitpid(process, &status, 0);
-        failed |= status != 0;
+    processes.wait();
+    for (size_t each = 0; each < 2; ++each) {
+        if (!processes.report(each).empty()) throw std::runtime_error(processes.report(each));
+        const std::string end = processes.how_it_ended(each);
+        if (!end.empty()) throw std::runtime_error("rank " + std::to_string(each) + " " + end);
     }
-    const Result result = meeting.result;
-    munmap(memory, sizeof(Meeting));
-    if (failed) throw std::runtime_error("a measurement failed");
-    return result;
+    return meeting.result;
 }
 
 }  // namespace crossdock::network_bench

@@ -3,15 +3,13 @@
 #pragma once
 
 #include <arpa/inet.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <string>
 
 #include "run.h"
+#include "tools/common/processes.h"
 
 struct Way {
     const char* backend;   // threads, processes, hosts
@@ -33,35 +31,24 @@ struct GinType {
 // join(comm, rank) makes the communicator in each rank's process. The ranks' failures.
 template <typename Join>
 std::string in_processes(const Setup& setup, const Body& body, Join join) {
-    constexpr size_t kMessageBytes = 1024;
-    const auto num_ranks = static_cast<size_t>(setup.ranks);
-    void* memory = mmap(nullptr, num_ranks * kMessageBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) return "no shared memory";
-    char* messages = static_cast<char*>(memory);
-    std::vector<pid_t> children;
+    crossdock::Processes processes;
     for (int rank = 0; rank < setup.ranks; ++rank) {
-        const pid_t child = fork();
-        if (child == 0) {
+        processes.start([&] {
             ncclComm_t comm = nullptr;
             std::string failure;
             if (join(&comm, rank) != ncclSuccess) failure = crossdockGetLastError();
             if (failure.empty()) failure = run_rank(setup, {comm, rank, setup.ranks}, body);
             if (failure.empty() && crossdockCommDestroy(comm) != ncclSuccess) failure = crossdockGetLastError();
-            std::snprintf(messages + static_cast<size_t>(rank) * kMessageBytes, kMessageBytes, "%s", failure.c_str());
-            _exit(0);
-        }
-        children.push_back(child);
+            return failure;
+        });
     }
+    processes.wait();
     std::string all;
-    for (size_t rank = 0; rank < num_ranks; ++rank) {
-        int status = 0;
-        waitpid(children[rank], &status, 0);
-        std::string failure = messages + rank * kMessageBytes;
-        if (failure.empty() && status != 0)
-            failure = "rank " + std::to_string(rank) + " ended with " + std::to_string(status);
+    for (size_t rank = 0; rank < static_cast<size_t>(setup.ranks); ++rank) {
+        std::string failure = processes.report(rank);
+        if (failure.empty()) failure = processes.how_it_ended(rank);
         if (!failure.empty()) all += (all.empty() ? "" : "; ") + failure;
     }
-    munmap(memory, num_ranks * kMessageBytes);
     return all;
 }
 

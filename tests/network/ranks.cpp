@@ -2,9 +2,6 @@
 #include "ranks.h"
 
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +12,9 @@
 #include <exception>
 #include <string_view>
 #include <thread>
+
+#include "tools/common/processes.h"
+#include "tools/common/shared_array.h"
 
 namespace crossdock::network {
 
@@ -98,14 +98,11 @@ pid_t TestRank::process_of(int rank) const {
 
 void run_ranks(int num_ranks, const RankFunction& function, const std::vector<int>& may_die) {
     ASSERT_LE(num_ranks, kMaxTestRanks);
-    void* memory = mmap(nullptr, sizeof(SharedState), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ASSERT_NE(memory, MAP_FAILED);
-    auto& state = *new (memory) SharedState{};
-    std::vector<pid_t> processes;
+    tools::SharedArray<SharedState> shared(1);
+    SharedState& state = shared[0];
+    Processes processes;
     for (int rank = 0; rank < num_ranks; ++rank) {
-        const pid_t process = fork();
-        ASSERT_GE(process, 0);
-        if (process == 0) {
+        processes.start([&] {
             // Each rank plays a host of its own, so that frames cross TCP or UCX.
             if (is_across(Across::kLinks) || is_across(Across::kUcx))
                 setenv("CROSSDOCK_HOST", std::to_string(rank).c_str(), 1);
@@ -118,19 +115,16 @@ void run_ranks(int num_ranks, const RankFunction& function, const std::vector<in
             } catch (const std::exception& error) {
                 self.fail(std::string("an exception: ") + error.what());
             }
-            _exit(0);
-        }
-        processes.push_back(process);
+            return "";
+        });
     }
+    processes.wait();
     for (int rank = 0; rank < num_ranks; ++rank) {
-        int status = 0;
-        ASSERT_EQ(waitpid(processes[static_cast<size_t>(rank)], &status, 0), processes[static_cast<size_t>(rank)]);
         const bool may = std::find(may_die.begin(), may_die.end(), rank) != may_die.end();
-        EXPECT_TRUE(may || (WIFEXITED(status) && WEXITSTATUS(status) == 0))
-            << "rank " << rank << " ended with " << status;
+        const std::string end = processes.how_it_ended(static_cast<size_t>(rank));
+        EXPECT_TRUE(may || end.empty()) << "rank " << rank << " " << end;
     }
     for (int each = 0; each < std::min(state.num_failures.load(), 32); ++each) ADD_FAILURE() << state.failures[each];
-    munmap(memory, sizeof(SharedState));
 }
 
 }  // namespace crossdock::network

@@ -2,37 +2,38 @@
 #include "tools/common/ranks.h"
 
 #include <fmt/format.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <thread>
 
 #include "crossdock/communicator.hpp"
 #include "crossdock/simulation.h"
-#include "tools/common/shared_array.h"
+#include "tools/common/processes.h"
 
 namespace crossdock::tools {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Where a rank says how it ended; lies in memory that processes share.
+constexpr std::chrono::milliseconds kTick(20);
+constexpr const char* kHangs = "did not end after another rank had failed";
+
+// Where a rank says how it ended.
 struct RankEnd {
     std::atomic<bool> ended;
     std::atomic<bool> failed;
-    char message[1022];
+    std::string message;
 
     void fail(const char* text) {
-        std::snprintf(message, sizeof message, "%s", text);
+        message = text;
         failed.store(true, std::memory_order_release);
     }
 };
@@ -53,11 +54,13 @@ void run_recorded(RankEnd& end, const std::function<void()>& program) {
 class ThreadRun : public RankRun {
   public:
     struct State {
-        explicit State(int num_ranks) : ends(static_cast<size_t>(num_ranks)), whole(1) {}
+        explicit State(int num_ranks) : ends(static_cast<size_t>(num_ranks)) {}
 
-        SharedArray<RankEnd> ends;
-        SharedArray<RankEnd> whole;  // the run as such
-        std::atomic<int> num_running{0};
+        std::vector<RankEnd> ends;
+        RankEnd whole{};  // the run as such
+        std::mutex mutex;
+        std::condition_variable changed;
+        int num_running = 0;
     };
 
     explicit ThreadRun(int num_ranks) : state_(std::make_shared<State>(num_ranks)) {}
@@ -70,26 +73,34 @@ class ThreadRun : public RankRun {
     const std::shared_ptr<State>& state() { return state_; }
 
     void start(std::function<void()> body) {
-        state_->num_running.fetch_add(1);
+        {
+            const std::lock_guard lock(state_->mutex);
+            ++state_->num_running;
+        }
         threads_.emplace_back([state = state_, body = std::move(body)] {
             body();
-            state->num_running.fetch_sub(1);
+            const std::lock_guard lock(state->mutex);
+            --state->num_running;
+            state->changed.notify_all();
         });
     }
 
   protected:
-    bool all_ended() override { return state_->num_running.load() == 0; }
+    bool wait_a_while() override {
+        std::unique_lock lock(state_->mutex);
+        return state_->changed.wait_for(lock, kTick, [&] { return state_->num_running == 0; });
+    }
 
     std::vector<RankFailure> failures() override {
         std::vector<RankFailure> failures;
-        if (state_->whole[0].failed.load(std::memory_order_acquire)) {
-            failures.push_back({-1, state_->whole[0].message});
+        if (state_->whole.failed.load(std::memory_order_acquire)) {
+            failures.push_back({-1, state_->whole.message});
         }
         for (size_t rank = 0; rank < state_->ends.size(); ++rank) {
             if (state_->ends[rank].failed.load(std::memory_order_acquire)) {
                 failures.push_back({static_cast<int>(rank), state_->ends[rank].message});
             } else if (hanging_ && !state_->ends[rank].ended.load(std::memory_order_acquire)) {
-                failures.push_back({static_cast<int>(rank), "did not end after another rank had failed"});
+                failures.push_back({static_cast<int>(rank), kHangs});
             }
         }
         return failures;
@@ -105,85 +116,46 @@ class ThreadRun : public RankRun {
 
 class ProcessRun : public RankRun {
   public:
-    explicit ProcessRun(int num_ranks, std::optional<UniqueId> id = std::nullopt)
-        : id_(std::move(id)), ends_(static_cast<size_t>(num_ranks)) {}
-    ~ProcessRun() override {
-        give_up();
-        while (!all_ended()) {
-            usleep(1000);
-        }
-    }
+    explicit ProcessRun(std::optional<UniqueId> id = std::nullopt) : id_(std::move(id)) {}
 
-    void start(int rank, const std::function<void()>& body) {
-        const pid_t parent = getpid();
-        std::fflush(nullptr);
-        const pid_t pid = fork();
-        if (pid < 0) {
-            throw std::runtime_error(
-                fmt::format("the process of rank {} cannot be started: {}", rank, strerror(errno)));
-        }
-        if (pid == 0) {
-            // A rank whose parent has ended has no process to report to.
-            prctl(PR_SET_PDEATHSIG, SIGKILL);
-            if (getppid() != parent) {
-                _exit(1);
-            }
-            RankEnd& end = ends_[static_cast<size_t>(rank)];
+    void start(const std::function<void()>& body) {
+        ++num_ranks_;
+        processes_.start([&] {
+            RankEnd end{};
             run_recorded(end, body);
-            std::fflush(nullptr);
-            _exit(end.failed.load() ? 1 : 0);
-        }
-        pids_.push_back(pid);
-        statuses_.push_back(0);
-        gave_up_on_.push_back(0);
+            return end.failed ? kFailed + end.message : std::string();
+        });
     }
 
   protected:
-    bool all_ended() override {
-        bool all = true;
-        for (size_t rank = 0; rank < pids_.size(); ++rank) {
-            if (pids_[rank] > 0 && waitpid(pids_[rank], &statuses_[rank], WNOHANG) == pids_[rank]) {
-                pids_[rank] = 0;
-            }
-            all = all && pids_[rank] == 0;
-        }
-        return all;
-    }
+    bool wait_a_while() override { return processes_.wait(kTick); }
 
     std::vector<RankFailure> failures() override {
         std::vector<RankFailure> failures;
-        for (size_t rank = 0; rank < pids_.size(); ++rank) {
-            const int status = statuses_[rank];
-            if (ends_[rank].failed.load(std::memory_order_acquire)) {
-                failures.push_back({static_cast<int>(rank), ends_[rank].message});
-            } else if (pids_[rank] == 0 && WIFSIGNALED(status)) {
-                const bool killed_here = gave_up_on_[rank] != 0;
-                failures.push_back(
-                    {static_cast<int>(rank), killed_here ? "did not end after another rank had failed"
-                                                         : fmt::format("killed by signal {} ({})", WTERMSIG(status),
-                                                                       strsignal(WTERMSIG(status)))});
-            } else if (pids_[rank] == 0 && WEXITSTATUS(status) != 0) {
-                failures.push_back({static_cast<int>(rank), fmt::format("exited with {}", WEXITSTATUS(status))});
+        for (int rank = 0; rank < num_ranks_; ++rank) {
+            const auto process = static_cast<size_t>(rank);
+            if (!processes_.has_ended(process)) continue;
+            const std::string& report = processes_.report(process);
+            const std::string end = processes_.how_it_ended(process);
+            if (!report.empty()) {
+                failures.push_back({rank, report.substr(1)});
+            } else if (processes_.was_killed_here(process)) {
+                failures.push_back({rank, kHangs});
+            } else if (!end.empty()) {
+                failures.push_back({rank, "the process " + end});
             }
         }
         return failures;
     }
 
-    void give_up() override {
-        for (size_t rank = 0; rank < pids_.size(); ++rank) {
-            if (pids_[rank] > 0) {
-                gave_up_on_[rank] = 1;
-                kill(pids_[rank], SIGKILL);
-            }
-        }
-    }
+    void give_up() override { processes_.kill(); }
 
   private:
+    static constexpr char kFailed = '!';  // before the message in a report; without a failure the report is empty
+
     std::optional<UniqueId> id_;  // if the ranks join with one
-    SharedArray<RankEnd> ends_;
-    std::vector<pid_t> pids_;
-    std::vector<int> statuses_;
-    std::vector<char> gave_up_on_;
+    Processes processes_;
+    int num_ranks_ = 0;
 };
 
 struct SimulationRun {
@@ -202,23 +174,14 @@ void run_simulated_rank(ncclComm_t comm, int rank, void* context) {
 }  // namespace
 
 std::vector<RankFailure> RankRun::wait(const std::function<void()>& tick, double grace_s) {
-    bool deadline_set = false;
-    Clock::time_point deadline;
-    while (!all_ended()) {
+    std::optional<Clock::time_point> deadline;
+    while (!wait_a_while()) {
         tick();
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        if (!deadline_set && !failures().empty()) {
-            deadline_set = true;
+        if (!deadline && !failures().empty())
             deadline = Clock::now() + std::chrono::microseconds(static_cast<int64_t>(grace_s * 1e6));
-        }
-        if (deadline_set && Clock::now() > deadline) {
-            give_up();
-            // Killed processes end at once; threads cannot be ended and are left behind.
-            for (int attempt = 0; attempt < 50 && !all_ended(); ++attempt) {
-                std::this_thread::sleep_for(std::chrono::milliseconds(20));
-            }
-            break;
-        }
+        if (!deadline || Clock::now() <= *deadline) continue;
+        give_up();
+        break;
     }
     tick();
     return failures();
@@ -239,9 +202,9 @@ std::unique_ptr<RankRun> start_threads(int num_ranks, RankProgram program) {
 std::unique_ptr<RankRun> start_processes(int num_ranks, RankProgram program) {
     UniqueId owner;
     const ncclUniqueId id = owner.get();
-    auto run = std::make_unique<ProcessRun>(num_ranks, std::move(owner));
+    auto run = std::make_unique<ProcessRun>(std::move(owner));
     for (int rank = 0; rank < num_ranks; ++rank) {
-        run->start(rank, [&] {
+        run->start([&] {
             const Communicator communicator = Communicator::join(id, num_ranks, rank);
             program(RankContext{rank, num_ranks, communicator.get()});
         });
@@ -252,9 +215,9 @@ std::unique_ptr<RankRun> start_processes(int num_ranks, RankProgram program) {
 std::unique_ptr<RankRun> start_hosts(int num_ranks, int ranks_per_host, RankProgram program) {
     // Below the ports that the system itself gives to connections.
     const std::string address = fmt::format("127.0.0.1:{}", 10'000 + getpid() % 20'000);
-    auto run = std::make_unique<ProcessRun>(num_ranks);
+    auto run = std::make_unique<ProcessRun>();
     for (int rank = 0; rank < num_ranks; ++rank) {
-        run->start(rank, [&] {
+        run->start([&] {
             setenv("CROSSDOCK_HOST", fmt::format("host{}", rank / ranks_per_host).c_str(), 1);
             const Communicator communicator = Communicator::join_hosts(address.c_str(), num_ranks, rank);
             program(RankContext{rank, num_ranks, communicator.get()});
@@ -269,7 +232,7 @@ std::unique_ptr<RankRun> start_simulation(int num_ranks, uint64_t seed, RankProg
         crossdockSimulationConfig_t config = CROSSDOCK_SIMULATION_CONFIG_INIT;
         config.seed = seed;
         SimulationRun fibers{program, state, num_ranks};
-        run_recorded(state->whole[0],
+        run_recorded(state->whole,
                      [&] { check(crossdockRunSimulation(num_ranks, &config, run_simulated_rank, &fibers, nullptr)); });
     });
     return run;

@@ -41,7 +41,7 @@ class RankRun {
     std::vector<RankFailure> wait(const std::function<void()>& tick, double grace_s);
 
   protected:
-    virtual bool all_ended() = 0;
+    virtual bool wait_a_while() = 0;  // true: all have ended
     virtual std::vector<RankFailure> failures() = 0;
     virtual void give_up() = 0;
 };
