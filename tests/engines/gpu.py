@@ -31,9 +31,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import ranks
 import slim
 import wheels
-from ranks import free_port
 
 HERE = Path(__file__).resolve().parent
 LIMIT_MIB = 64
@@ -158,18 +158,13 @@ def prepare(root: Path) -> None:
     (work / "home" / "lib" / "libnccl_ep.so").symlink_to(work / "libnccl_ep.so.0")
 
 
-def start(root: Path, part: Part, names: list[str], num_ranks: int, log: Path) -> list[subprocess.Popen[bytes]]:
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(num_ranks)}
+def start(root: Path, part: Part, names: list[str], num_ranks: int, log: Path) -> list[ranks.Process]:
     command = [sys.executable, str(root / "tests" / part.program), *part.arguments, *names]
-    base = os.environ | environment(root, part) | common
     with log.open("ab") as file:
-        return [
-            subprocess.Popen(command, env=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=file, stderr=file)
-            for rank in range(num_ranks)
-        ]
+        return ranks.start(command, num_ranks, os.environ | environment(root, part), stdout=file, stderr=file)
 
 
-def wait(processes: list[subprocess.Popen[bytes]], timeout_s: float, grace_s: float = 15) -> bool:
+def wait(processes: list[ranks.Process], timeout_s: float, grace_s: float = 15) -> bool:
     """Until rank 0 has ended, or another failed; the rest have the grace, and are then ended. False: too long."""
     deadline = time.monotonic() + timeout_s
     is_over = True
@@ -261,7 +256,7 @@ def run_deep_ep_tests(root: Path, part: Part, options: argparse.Namespace, log: 
     for name, arguments in DEEP_EP_TESTS.items():
         step = log.with_name(f"{log.stem}-{Path(name).stem}.log")
         command = [sys.executable, str(options.deep_ep_tests / name), "--num-processes", str(options.ranks), *arguments]
-        base["MASTER_PORT"] = str(free_port())
+        base["MASTER_PORT"] = str(ranks.free_port())
         with step.open("wb") as file:
             process = subprocess.Popen(command, env=base, stdout=file, stderr=file, start_new_session=True)
             try:

@@ -8,12 +8,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from wheels import SKIPPED, Skip
 
 NUM_RANKS = 2
+Process = subprocess.Popen[Any]
 
 if importlib.util.find_spec("torch") is None:  # before a check imports it
     print("skipped: torch is not installed")
@@ -30,25 +32,23 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def start(command: Sequence[str], num_ranks: int, environment: Mapping[str, str], **options: Any) -> list[Process]:
+    """The command once per rank, with torchrun's variables; options are Popen's."""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(num_ranks)}
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
+    return [subprocess.Popen(command, env={**environment, **common, **own}, **options) for own in ranks]
+
+
 def run_ranks(program: str, folders: Sequence[Path], num_ranks: int = NUM_RANKS, timeout_s: int = 240) -> int:
     """Runs the program over DeepEP's module with the folders on its path; prints the last line that rank 0 says.
 
     Returns 0, or 1 after printing all that the failed ranks said.
     """
     path = os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(num_ranks)}
-    common |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "crossdock", "run", "--as-deep-ep", program, *sys.argv[1:]]
-    processes = [
-        subprocess.Popen(
-            command,
-            env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(num_ranks)
-    ]
+    output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    processes = start(command, num_ranks, environment, **output)
     try:
         outputs = [process.communicate(timeout=timeout_s)[0] for process in processes]
     finally:
