@@ -14,7 +14,7 @@ same here. crossdock.torch has dispatch and combine as operators with gradients,
 
 from __future__ import annotations
 
-from crossdock import own_library  # before _core, whose ImportError would say less
+import crossdock.launcher.own_library as _own_library  # before _core, whose ImportError would say less
 from crossdock._core import (
     A2sgd,
     A2sgdReport,
@@ -50,7 +50,6 @@ from crossdock._core import (
     has_cuda,
 )
 from crossdock.allocator import AllocFn, FreeFn, address_of
-from crossdock.as_deep_ep import install_as_deep_ep
 from crossdock.copies import install as _install_copies
 from crossdock.errors import (
     Error,
@@ -62,11 +61,12 @@ from crossdock.errors import (
     SystemFailure,
     UnhandledCudaError,
 )
+from crossdock.launcher.as_deep_ep import install_as_deep_ep
+from crossdock.launcher.take_over import take_over_nccl_ep
 from crossdock.paths import get_cmake_dir, get_include, get_lib_path
 from crossdock.run_ranks import run_processes, run_threads
-from crossdock.take_over import take_over_nccl_ep
 
-__version__ = own_library.version()
+__version__ = _own_library.version()
 _install_copies()
 
 

@@ -14,8 +14,8 @@ from functools import cache
 from crossdock._core import Communicator
 from crossdock.copies import Uncopied
 from crossdock.errors import InvalidArgument, InvalidUsage, error_of
-from crossdock.libraries import NCCL_PACKAGE, find_nccl, version_text
-from crossdock.loaded import file_of
+from crossdock.launcher.libraries import NCCL_PACKAGE, find_nccl, version_text
+from crossdock.launcher.loaded import file_of
 
 ID_BYTES = 128
 MIN_VERSION = 23004  # 2.30.4, the first with all that the library needs

@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
-from crossdock.as_deep_ep import FOLDER  # noqa: E402
+from crossdock.launcher.as_deep_ep import FOLDER  # noqa: E402
 
 IMPORTS = """
 import importlib.metadata, multiprocessing, os, subprocess, sys
@@ -184,7 +184,7 @@ def test_it_stands_in_front_of_others(tmp_path: Path) -> None:
     # A script in Crossdock's own process has imported it; children are found as above.
     process = start("-m", "crossdock", "run", "--as-deep-ep", program, "parent", PYTHONPATH=behind(site))
     output, errors = process.communicate(timeout=600)
-    home = str(FOLDER.parent / "deep_ep" / "__init__.py")
+    home = str(FOLDER.parents[1] / "deep_ep" / "__init__.py")
     assert process.returncode == 0 and output.split() == [home, ours, ours], (output, errors)
     assert errors.endswith(f", in front of {in_folder}\n"), errors
 

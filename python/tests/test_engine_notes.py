@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdock.engine_notes import notes
+from crossdock.launcher.engine_notes import notes
 
 USABLE = "pass --all2all-backend deepep_low_latency or deepep_high_throughput or deepep_v2"
 SERVE = "vllm serve model"

@@ -15,9 +15,9 @@ import pytest
 
 import crossdock
 import stub_libraries
-from crossdock import take_over
 from crossdock.__main__ import main
-from crossdock.program import HOME
+from crossdock.launcher import take_over
+from crossdock.launcher.program import HOME
 
 
 @contextmanager
@@ -67,7 +67,8 @@ def test_a_process_with_another_installation(tmp_path: Path, capsys: pytest.Capt
     home = tmp_path / "crossdock" / "nccl_ep_home" / "lib"
     home.mkdir(parents=True)
     shutil.copy(HOME / "lib" / "libnccl_ep.so", home)
-    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path / "crossdock" / "deep_ep_path")])
+    folder = tmp_path / "crossdock" / "launcher" / "deep_ep_path"
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(folder)])
     load = f"import crossdock, ctypes; ctypes.CDLL({str(home / 'libnccl_ep.so')!r})"
     with running(load, PYTHONPATH=path) as pid:
         assert main(["doctor", "--pid", str(pid)]) == 0

@@ -12,8 +12,8 @@ import pytest
 
 import crossdock
 import stub_libraries
-from crossdock import libraries, program, take_over
 from crossdock.errors import InvalidUsage
+from crossdock.launcher import libraries, program, take_over
 
 RUN = [sys.executable, "-m", "crossdock", "run"]
 EVERY_WAY = ("global", "libnccl_ep.so.0", "libnccl_ep.so", "by path")
@@ -59,7 +59,7 @@ def test_a_script_finds_it_in_every_way(tmp_path: Path, asking: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"""
 import ctypes, os, subprocess, sys
-from crossdock.loaded import file_of
+from crossdock.launcher.loaded import file_of
 home = os.environ["NCCL_EP_HOME"]
 for way, name in ("global", None), ("libnccl_ep.so.0",) * 2, ("libnccl_ep.so",) * 2, \
         ("by path", home + "/lib/libnccl_ep.so"):
@@ -135,7 +135,7 @@ def test_nothing_is_loaded_from_the_current_folder(tmp_path: Path) -> None:
     for folder in tmp_path, tmp_path / "nvidia" / "nccl" / "lib":
         folder.mkdir(parents=True, exist_ok=True)
         stub_libraries.nccl(folder, 99999)
-    code = "import os; from crossdock.libraries import find_nccl; print(find_nccl(os.environ, 23004).file)"
+    code = "import os; from crossdock.launcher.libraries import find_nccl; print(find_nccl(os.environ, 23004).file)"
     (tmp_path / "script.py").write_text(code)
     for words in (["-c", code], ["script.py"], ["-m", "script"]):
         done = start(sys.executable, *words, cwd=tmp_path, LD_LIBRARY_PATH=":/nowhere:")
@@ -237,7 +237,7 @@ def test_nccl_is_put_first(tmp_path: Path) -> None:
         "-c",
         f"""
 import subprocess, sys
-from crossdock.program import prepare
+from crossdock.launcher.program import prepare
 program = prepare(needs_nccl=True)
 program.enter()
 print(program.message())
@@ -256,7 +256,8 @@ def test_an_old_nccl_that_is_loaded_first(tmp_path: Path) -> None:
     """A second one behind it would help nobody: both are named. One that is new enough is left as it is."""
     old, new = stub_libraries.nccl(tmp_path / "old", 22703), stub_libraries.nccl(tmp_path / "new", 23007)
     newer = stub_libraries.nccl(tmp_path / "newer", 23100)
-    code = "import ctypes; ctypes.CDLL({!r}); from crossdock.program import prepare; prepare(needs_nccl=True).enter()"
+    code = "import ctypes; ctypes.CDLL({!r}); from crossdock.launcher import program; "
+    code += "program.prepare(needs_nccl=True).enter()"
     done = start(sys.executable, "-c", code.format(str(old)), CROSSDOCK_NCCL_LIBRARY=str(new))
     message = f"NCCL 2.27.3 ({old}) is loaded in this process already, and {new} would come second: "
     assert message in done.stderr.splitlines()[-1]

@@ -14,7 +14,7 @@ import pytest
 
 import crossdock as ep
 import stub_libraries
-from crossdock.loaded import loaded_files
+from crossdock.launcher.loaded import loaded_files
 
 HERE = Path(__file__).parent
 SPAWNING = """

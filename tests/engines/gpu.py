@@ -251,7 +251,7 @@ def run_deep_ep_tests(root: Path, part: Part, options: argparse.Namespace, log: 
     """Each starts its ranks itself, and fails if one of them does."""
     found: dict[str, str] = {}
     base = os.environ | environment(root, part)
-    folder = root / "work" / "site" / "crossdock" / "deep_ep_path"
+    folder = root / "work" / "site" / "crossdock" / "launcher" / "deep_ep_path"
     base["PYTHONPATH"] = os.pathsep.join([str(folder), base["PYTHONPATH"]])
     for name, arguments in DEEP_EP_TESTS.items():
         step = log.with_name(f"{log.stem}-{Path(name).stem}.log")

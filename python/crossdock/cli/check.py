@@ -8,11 +8,11 @@ from collections.abc import Callable
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from crossdock.as_deep_ep import deep_ep_message, distributions, other_deep_ep
 from crossdock.cli.table import aligned
 from crossdock.errors import Error
-from crossdock.program import Program, prepare
-from crossdock.take_over import NCCL_EP_PACKAGES
+from crossdock.launcher.as_deep_ep import deep_ep_message, distributions, other_deep_ep
+from crossdock.launcher.program import Program, prepare
+from crossdock.launcher.take_over import NCCL_EP_PACKAGES
 
 
 def check(as_deep_ep: bool, plugin: str) -> int:

@@ -16,7 +16,7 @@ from crossdock._core import gpu_architectures
 from crossdock.cli import process
 from crossdock.cli.gpus import devices, links
 from crossdock.cli.table import aligned
-from crossdock.loaded import loaded_files
+from crossdock.launcher.loaded import loaded_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from crossdock import engine_notes
 from crossdock.cli.check import check
 from crossdock.errors import InvalidUsage
-from crossdock.program import Program, prepare
+from crossdock.launcher import engine_notes
+from crossdock.launcher.program import Program, prepare
 
 # Where launchers tell a process its rank: one of all says what is used.
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")

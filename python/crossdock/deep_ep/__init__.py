@@ -15,7 +15,6 @@ except ModuleNotFoundError as error:
     message = f"crossdock.deep_ep needs PyTorch: pip install 'crossdock[torch]' ({error})"
     raise ModuleNotFoundError(message, name=error.name) from error
 
-from crossdock.as_deep_ep import VERSION
 from crossdock.deep_ep import buffers, utils
 from crossdock.deep_ep.checks import topk_idx_t
 from crossdock.deep_ep.config import Config
@@ -27,6 +26,7 @@ from crossdock.deep_ep.elastic import (
 )
 from crossdock.deep_ep.events import EventHandle, EventOverlap
 from crossdock.deep_ep.legacy import Buffer
+from crossdock.launcher.as_deep_ep import VERSION
 
 __version__ = VERSION
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 _own = Path(__file__).resolve().parent.parent
 try:
-    from crossdock.as_deep_ep import _install
+    from crossdock.launcher.as_deep_ep import _install
 except ModuleNotFoundError as error:
     if error.name != "crossdock":
         raise
     raise ImportError(
-        f"Crossdock is installed in {_own.parent.parent}, not for {sys.executable}: install it for this Python, or "
+        f"Crossdock is installed in {_own.parents[2]}, not for {sys.executable}: install it for this Python, or "
         f"take {_own} off PYTHONPATH"
     ) from None
 

@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from crossdock import take_over
 from crossdock._core import has_cuda
-from crossdock.as_deep_ep import FOLDER, deep_ep_message, expect_not_imported, install_as_deep_ep
 from crossdock.errors import InvalidUsage
-from crossdock.libraries import NCCL_VERSION, Library, ask, find_nccl, preloaded, version_text
-from crossdock.loaded import loaded_files
+from crossdock.launcher import take_over
+from crossdock.launcher.as_deep_ep import FOLDER, deep_ep_message, expect_not_imported, install_as_deep_ep
+from crossdock.launcher.libraries import NCCL_VERSION, Library, ask, find_nccl, preloaded, version_text
+from crossdock.launcher.loaded import loaded_files
 from crossdock.nccl import MIN_VERSION
 
 # Its lib/libnccl_ep.so leads to the package's library: a wheel has no links.
-HOME = Path(__file__).parent / "nccl_ep_home"
+HOME = Path(__file__).parents[1] / "nccl_ep_home"
 PLUGIN_FUNCTIONS = ("ncclRmaPlugin_v14", "ncclRmaPlugin_v13")
 MIN_NCCL_OF_PLUGIN = 23007
 

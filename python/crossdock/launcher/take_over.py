@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from crossdock import own_library as package
 from crossdock._core import has_cuda
 from crossdock.errors import InvalidUsage
-from crossdock.libraries import OURS, preloaded
-from crossdock.loaded import file_of, loaded_files
+from crossdock.launcher import own_library as package
+from crossdock.launcher.libraries import OURS, preloaded
+from crossdock.launcher.loaded import file_of, loaded_files
 
 NCCL_EP_PACKAGES = ("nccl-extensions", "nccl4py")
 # Prints the libraries that a process has when nccl.ep has made a call.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from crossdock.as_deep_ep import FOLDER
+from crossdock.launcher.as_deep_ep import FOLDER
 
 NCCL = "libnccl.so.2"
 NCCL_PACKAGE = "nvidia-nccl-cu13==2.30.7"

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from crossdock.loaded import loaded_files
+from crossdock.launcher.loaded import loaded_files
 
 LIBRARY = "libnccl_ep.so.0"
 
@@ -36,7 +36,7 @@ def _import_core() -> None:
 
 def _own_library() -> str:
     """The library's file; in a build tree, where it is in another folder, the extension module instead."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     candidates = [here / "lib" / LIBRARY, *here.glob("_core*.so"), here]
     return str(next(path for path in candidates if path.exists()))
 

@@ -84,7 +84,7 @@ def _named(file: str) -> str:
 
 
 def _own_file() -> str:
-    return str(Path(__file__).parent / "deep_ep" / "__init__.py")
+    return str(Path(__file__).parents[1] / "deep_ep" / "__init__.py")
 
 
 def deep_ep_message() -> str:
