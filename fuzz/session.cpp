@@ -51,7 +51,11 @@ size_t bytes_of(const ncclEpTensor_t& tensor) {
 }  // namespace
 
 Session::Session(ncclComm_t comm, Input input, const SessionKind& kind, bool is_odd, std::vector<void*>& keep)
-    : comm_(comm), input_(input), kind_(kind), is_odd_(is_odd) {
+    : comm_(comm),
+      input_(input),
+      kind_(kind),
+      is_odd_(is_odd),
+      a2sgd_(comm, input_, [this](ncclResult_t result, const char* call) { expect(result, call); }) {
     expect(crossdockCommCount(comm, &num_ranks_), "crossdockCommCount");
     if (input_.byte() % 2 == 1) {
         expect(crossdockMemAlloc(&window_memory_, kWindowBytes), "crossdockMemAlloc");
@@ -62,9 +66,7 @@ Session::Session(ncclComm_t comm, Input input, const SessionKind& kind, bool is_
 }
 
 Session::~Session() {
-    for (const A2sgd& made : a2sgds_) {
-        crossdockA2sgdDestroy(made.a2sgd);
-    }
+    a2sgd_.destroy_all();
     for (const Handle& handle : handles_) {
         ncclEpHandleDestroy(handle.handle);
     }
@@ -81,7 +83,7 @@ void Session::run() {
     const uint8_t kind = input_.byte();
     is_about_a2sgd_ = kind >= 240;
     if (is_about_a2sgd_) {
-        create_a2sgd();
+        a2sgd_.create();
     } else if (kind < 224) {
         create_group();
         init_handle();

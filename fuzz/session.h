@@ -16,10 +16,11 @@
 #include <vector>
 
 #include "crossdock.h"
-#include "crossdock/a2sgd.h"
 #include "fuzz/input.h"
+#include "fuzz/padded.h"
 #include "src/core/layouts.h"
 #include "src/core/recipes.h"
+#include "tests/a2sgd/fuzz_calls.h"
 
 namespace crossdock::fuzz {
 
@@ -29,19 +30,6 @@ struct FuzzTensor {
     size_t extents[4] = {};
     std::vector<uint8_t> memory;
     std::vector<uint8_t> before;
-};
-
-// A struct of the API with something behind it that is not zero, as in a caller of a later version.
-template <class Struct>
-struct Padded {
-    Struct whole{};
-    unsigned char tail[32];
-
-    Padded() {
-        whole.size = sizeof(Struct);
-        whole.magic = NCCL_EP_MAGIC;
-        std::memset(tail, 0xee, sizeof tail);
-    }
 };
 
 // Of the rows of a table that fit, the one that a byte decides; the table's first row, if none fits.
@@ -107,13 +95,6 @@ class Session {
         uint32_t alignment = 0;
     };
 
-    struct A2sgd {
-        crossdockA2sgd_t a2sgd = nullptr;
-        uint64_t count = 0;       // entries
-        bool is_between = false;  // the halves of a step
-        uint64_t num_steps = 0;
-    };
-
     // session.cpp: what calls are made of, and what holds after them.
     FuzzTensor& make_tensor(ncclDataType_t dtype, std::initializer_list<size_t> extents);
     ncclEpTensor_t* tensor(ncclDataType_t dtype, std::initializer_list<size_t> extents);
@@ -131,22 +112,9 @@ class Session {
     Group choose_group();
     Handle* choose_handle();
 
-    // As it is, or rarely NULL, with a wrong magic or another size.
     template <class Struct>
     Struct* break_struct(Padded<Struct>& padded) {
-        if (!input_.rarely()) {
-            return &padded.whole;
-        }
-        switch (input_.below(3)) {
-            case 0:
-                return nullptr;
-            case 1:
-                padded.whole.magic ^= 1u << input_.below(32);
-                break;
-            default:
-                padded.whole.size = input_.byte();
-        }
-        return &padded.whole;
+        return fuzz::break_struct(input_, padded);
     }
 
     // session_calls.cpp: a call each.
@@ -178,18 +146,10 @@ class Session {
     void elastic_dispatch();
     void elastic_combine();
 
-    // session_a2sgd_calls.cpp: gradients of up to three pieces, halves of steps in any order.
-    std::vector<crossdockA2sgdPiece_t> make_pieces();
-    A2sgd* choose_a2sgd();
-    void create_a2sgd();
-    void set_pieces(const A2sgd& chosen);
-    void begin_a2sgd(A2sgd& chosen);
-    void end_a2sgd(A2sgd& chosen);
-    void report_a2sgd(const A2sgd& chosen);
-    void use_a2sgd();
-
     // session_routing_calls.cpp: on host memory.
     void use_routing();
+
+    void use_a2sgd() { a2sgd_.make(); }
 
     static constexpr int kMaxSteps = 48;
     static constexpr size_t kWindowBytes = 32768;
@@ -203,8 +163,7 @@ class Session {
     int num_ranks_ = 1;
     std::vector<Group> groups_;
     std::vector<Handle> handles_;
-    std::vector<A2sgd> a2sgds_;
-    std::list<std::vector<uint8_t>> gradients_;
+    A2sgdCalls a2sgd_;
     bool is_about_a2sgd_ = false;
     std::list<FuzzTensor> tensors_;  // of all calls: what operations borrow must stay
     std::vector<FuzzTensor*> tensors_of_call_;

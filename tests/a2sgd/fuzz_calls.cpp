@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "tests/a2sgd/fuzz_calls.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
-#include "fuzz/session.h"
+#include "fuzz/padded.h"
 
 namespace crossdock::fuzz {
 namespace {
@@ -17,7 +20,7 @@ size_t bytes_of_type(ncclDataType_t type) { return type == ncclFloat16 || type =
 
 }  // namespace
 
-std::vector<crossdockA2sgdPiece_t> Session::make_pieces() {
+std::vector<crossdockA2sgdPiece_t> A2sgdCalls::make_pieces() {
     static constexpr ncclDataType_t kTypes[] = {ncclFloat32, ncclBfloat16, ncclFloat16, ncclFloat32};
     std::vector<crossdockA2sgdPiece_t> pieces(1 + input_.below(3));
     for (crossdockA2sgdPiece_t& piece : pieces) {
@@ -48,15 +51,15 @@ std::vector<crossdockA2sgdPiece_t> Session::make_pieces() {
     return pieces;
 }
 
-Session::A2sgd* Session::choose_a2sgd() {
-    static thread_local A2sgd none;
+A2sgdCalls::Made* A2sgdCalls::choose() {
+    static thread_local Made none;
     none = {};
-    const uint32_t choice = input_.below(static_cast<uint32_t>(a2sgds_.size()) + 1);
-    if (a2sgds_.empty() || (choice == a2sgds_.size() && input_.rarely())) return &none;
-    return &a2sgds_[choice % a2sgds_.size()];
+    const uint32_t choice = input_.below(static_cast<uint32_t>(made_.size()) + 1);
+    if (made_.empty() || (choice == made_.size() && input_.rarely())) return &none;
+    return &made_[choice % made_.size()];
 }
 
-void Session::create_a2sgd() {
+void A2sgdCalls::create() {
     const std::vector<crossdockA2sgdPiece_t> pieces = make_pieces();
     Padded<crossdockA2sgdConfig_t> config;
     config.whole.sums = static_cast<crossdockA2sgdSums_t>(input_.or_edge(input_.below(2)));
@@ -65,24 +68,25 @@ void Session::create_a2sgd() {
     config.whole.timeout_ns = 1'000'000'000;
     crossdockA2sgd_t const before = reinterpret_cast<crossdockA2sgd_t>(uintptr_t{0x5a5a5a5a5a5a5a5a});
     const size_t num_pieces = input_.rarely() ? ~size_t{0} >> input_.below(64) : pieces.size();
-    A2sgd made{before, 0, false, 0};
+    Made made{before, 0, false, 0};
     for (const crossdockA2sgdPiece_t& piece : pieces) made.count += piece.count;
     // As many as there are, or more than can be.
     const size_t given_pieces = num_pieces <= pieces.size() || num_pieces > 16'777'214 ? num_pieces : pieces.size();
     if (given_pieces < pieces.size()) made.count = 0;
-    const ncclResult_t result = crossdockA2sgdCreate(
-        input_.rarely() ? nullptr : &made.a2sgd, input_.rarely() ? nullptr : comm_,
-        input_.rarely() ? nullptr : pieces.data(), given_pieces, input_.below(3) == 0 ? nullptr : break_struct(config));
+    const ncclResult_t result =
+        crossdockA2sgdCreate(input_.rarely() ? nullptr : &made.a2sgd, input_.rarely() ? nullptr : comm_,
+                             input_.rarely() ? nullptr : pieces.data(), given_pieces,
+                             input_.below(3) == 0 ? nullptr : break_struct(input_, config));
     if (result != ncclSuccess && made.a2sgd != before) violate("a failed creation has written its output");
-    expect(result, "crossdockA2sgdCreate");
+    expect_(result, "crossdockA2sgdCreate");
     if (result != ncclSuccess) return;
     // A new object may have the address of one that was destroyed, which is the same then.
-    std::erase_if(a2sgds_, [&](const A2sgd& each) { return each.a2sgd == made.a2sgd; });
-    a2sgds_.push_back(made);
+    std::erase_if(made_, [&](const Made& each) { return each.a2sgd == made.a2sgd; });
+    made_.push_back(made);
 }
 
 // Mostly of as many entries as there were.
-void Session::set_pieces(const A2sgd& chosen) {
+void A2sgdCalls::set_pieces(const Made& chosen) {
     std::vector<crossdockA2sgdPiece_t> pieces = make_pieces();
     if (input_.below(4) != 0 && chosen.count < (1u << 17)) {
         std::vector<uint8_t>& memory = gradients_.emplace_back(chosen.count * 4);
@@ -90,73 +94,77 @@ void Session::set_pieces(const A2sgd& chosen) {
     }
     const ncclResult_t result = crossdockA2sgdSetPieces(chosen.a2sgd, pieces.data(), pieces.size());
     if (result == ncclSuccess && chosen.is_between) violate("pieces have moved within a step");
-    expect(result, "crossdockA2sgdSetPieces");
+    expect_(result, "crossdockA2sgdSetPieces");
 }
 
-void Session::begin_a2sgd(A2sgd& chosen) {
+void A2sgdCalls::begin(Made& chosen) {
     const ncclResult_t result = crossdockA2sgdBegin(chosen.a2sgd, nullptr);
     if (result == ncclSuccess && chosen.is_between) violate("a step has begun twice");
-    expect(result, "crossdockA2sgdBegin");
+    expect_(result, "crossdockA2sgdBegin");
     chosen.is_between |= result == ncclSuccess;
 }
 
-void Session::end_a2sgd(A2sgd& chosen) {
+void A2sgdCalls::end(Made& chosen) {
     const std::list<std::vector<uint8_t>> before = gradients_;
     const ncclResult_t result = crossdockA2sgdEnd(chosen.a2sgd, nullptr);
     if (result == ncclSuccess && !chosen.is_between) violate("a step has ended that had not begun");
     if (result != ncclSuccess && gradients_ != before) violate("an end that failed has moved a gradient");
-    expect(result, "crossdockA2sgdEnd");
+    expect_(result, "crossdockA2sgdEnd");
     if (result != ncclSuccess) return;
     chosen.is_between = false;
     ++chosen.num_steps;
 }
 
-void Session::report_a2sgd(const A2sgd& chosen) {
+void A2sgdCalls::report(const Made& chosen) {
     Padded<crossdockA2sgdReport_t> report;
-    crossdockA2sgdReport_t* const given = break_struct(report);
+    crossdockA2sgdReport_t* const given = break_struct(input_, report);
     const ncclResult_t result = crossdockA2sgdReport(chosen.a2sgd, given);
-    expect(result, "crossdockA2sgdReport");
+    expect_(result, "crossdockA2sgdReport");
     if (result != ncclSuccess) return;
     if (given->step != chosen.num_steps) violate("the report is not of the last step");
     if (given->step > 0 && given->num_nonnegative > given->count) violate("more entries are counted than there are");
     if (given->nonfinite_name != nullptr && std::strlen(given->nonfinite_name) == 0) violate("a piece has no name");
 }
 
-void Session::use_a2sgd() {
-    switch (a2sgds_.empty() ? input_.below(2) * 6 : input_.below(8)) {
+void A2sgdCalls::make() {
+    switch (made_.empty() ? input_.below(2) * 6 : input_.below(8)) {
         case 0:
-            create_a2sgd();
+            create();
             break;
         case 1:
-            set_pieces(*choose_a2sgd());
+            set_pieces(*choose());
             break;
         case 2:
-            begin_a2sgd(*choose_a2sgd());
+            begin(*choose());
             break;
         case 3:
-            end_a2sgd(*choose_a2sgd());
+            end(*choose());
             break;
         case 4: {
-            A2sgd& chosen = *choose_a2sgd();
-            begin_a2sgd(chosen);
-            end_a2sgd(chosen);
+            Made& chosen = *choose();
+            begin(chosen);
+            end(chosen);
             break;
         }
         case 5:
-            report_a2sgd(*choose_a2sgd());
+            report(*choose());
             break;
         case 6:
             // The list keeps it: what is destroyed must be refused from then on.
-            expect(crossdockA2sgdDestroy(choose_a2sgd()->a2sgd), "crossdockA2sgdDestroy");
+            expect_(crossdockA2sgdDestroy(choose()->a2sgd), "crossdockA2sgdDestroy");
             break;
         default: {
-            A2sgd& chosen = *choose_a2sgd();
-            begin_a2sgd(chosen);
-            report_a2sgd(chosen);
-            end_a2sgd(chosen);
-            report_a2sgd(chosen);
+            Made& chosen = *choose();
+            begin(chosen);
+            report(chosen);
+            end(chosen);
+            report(chosen);
         }
     }
+}
+
+void A2sgdCalls::destroy_all() {
+    for (const Made& each : made_) crossdockA2sgdDestroy(each.a2sgd);
 }
 
 }  // namespace crossdock::fuzz
