@@ -16,7 +16,7 @@
 
 namespace crossdock {
 
-inline constexpr uint32_t kNoRank = ~uint32_t{0};
+inline constexpr uint32_t kNoRank = ~uint32_t{0};  // where a function or a field may name none
 
 namespace {
 

@@ -80,8 +80,7 @@ CROSSDOCK_DEVICE uint32_t num_returned_rows(const Ctx& ctx, const HtCombineArgs&
     CROSSDOCK_ROLLED
     for (uint32_t peer = ctx.lane(); peer < c.arena.num_ranks; peer += kLanes) {
         if (peer_states(ctx, args.shared)[peer] != kEntered) continue;
-        const uint32_t source = peer;
-        num += num_received(c, source, token_share(c, source, ctx.block_idx()));
+        num += num_received(c, peer, token_share(c, peer, ctx.block_idx()));
     }
     return ctx.warp_sum(num);
 }

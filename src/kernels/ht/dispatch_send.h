@@ -165,24 +165,23 @@ class RowSender {
     // Waits for a free slot if one is needed.
     CROSSDOCK_DEVICE Target target_of(const Ctx& ctx, const SendStep& step) {
         const HtCommon& c = args_.common;
-        const uint32_t rank = peer_of(ctx, step);
-        const uint32_t peer = rank;
+        const uint32_t peer = peer_of(ctx, step);
         Target target{};
         bool exists = false;
         uint32_t number = 0;
-        if (rank < end_of_team(c) && peer_states(ctx, args_.shared)[peer] != kAbsent) {
-            const SentRow sent = sent_row(c, rank, step.token, share_);
+        if (peer < end_of_team(c) && peer_states(ctx, args_.shared)[peer] != kAbsent) {
+            const SentRow sent = sent_row(c, peer, step.token, share_);
             number = c.tables.bases[peer] + sent.number;
             exists = sent.exists && travels(c, number);
             target.is_direct = peer_states(ctx, args_.shared)[peer] == kDirect;
             target.packet = sent.packet;
         }
         if (!exists) return target;
-        count_rows(ctx, c.reach, rank, 1, uint64_t{args_.row_bytes} + args_.scale_bytes);
-        target.is_own = target.is_direct && rank == c.rank;
+        count_rows(ctx, c.reach, peer, 1, uint64_t{args_.row_bytes} + args_.scale_bytes);
+        target.is_own = target.is_direct && peer == c.rank;
         if (target.is_own) {
             target.number = number;
-            target.num_slots = list_slots(c, rank, step.token / kChunkTokens, step.token % kChunkTokens, number,
+            target.num_slots = list_slots(c, peer, step.token / kChunkTokens, step.token % kChunkTokens, number,
                                           args_.token_rows, slots_);
             target.rows = args_.out_tokens;
             target.scales = args_.out_scales;
@@ -190,12 +189,12 @@ class RowSender {
         }
         target.num_slots = 1;
         if (target.is_direct) {
-            target.rows = args_.token_windows.at(rank, uint64_t{number} * args_.row_bytes);
+            target.rows = args_.token_windows.at(peer, uint64_t{number} * args_.row_bytes);
             if (args_.scale_bytes > 0)
-                target.scales = args_.scale_windows.at(rank, uint64_t{number} * args_.scale_bytes);
+                target.scales = args_.scale_windows.at(peer, uint64_t{number} * args_.scale_bytes);
             return target;
         }
-        const LsaRing ring = LsaRing::dispatch_to(c, c.rank, rank, channel_);
+        const LsaRing ring = LsaRing::dispatch_to(c, c.rank, peer, channel_);
         if (!ring.wait_credit(ctx, operation_, args_.rows, target.packet)) return {};
         target.rows = ring.packet(args_.rows, target.packet);
         target.scales = target.rows + args_.row_bytes;

@@ -327,8 +327,7 @@ CROSSDOCK_DEVICE SentRow sent_row(const HtCommon& c, uint32_t peer, uint32_t tok
 // Of a token of another team, whose source rank's agent this rank is, to a rank of this team.
 CROSSDOCK_DEVICE SentRow rail_row(const HtCommon& c, uint32_t route, uint32_t token, const Share& share) {
     const HtTables& t = c.tables;
-    const uint32_t at = route;
-    return SentRow::of(t.rail_masks + at * t.chunks, t.rail_firsts + at * (t.chunks + 1), token, share);
+    return SentRow::of(t.rail_masks + route * t.chunks, t.rail_firsts + route * (t.chunks + 1), token, share);
 }
 
 // Of a token between its source rank and an agent in another team.
@@ -371,7 +370,7 @@ CROSSDOCK_DEVICE bool travels(const HtCommon& c, uint32_t row_number) {
 }
 
 CROSSDOCK_DEVICE const uint64_t* bitmap_of(const HtCommon& c, uint32_t source, uint32_t token) {
-    return c.tables.bitmaps + (uint64_t{source} * c.arena.max_tokens + token) * static_cast<uint64_t>(c.tables.words);
+    return c.tables.bitmaps + (uint64_t{source} * c.arena.max_tokens + token) * c.tables.words;
 }
 
 // Expert-major: the slot of a row at a local expert that its token has.

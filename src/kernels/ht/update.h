@@ -228,11 +228,10 @@ CROSSDOCK_DEVICE void receive_chunk(const Ctx& ctx, const HtUpdateArgs& args, co
 CROSSDOCK_DEVICE void send_bases(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t total,
                                  uint32_t first, uint32_t step) {
     CROSSDOCK_ROLLED
-    for (uint32_t i = first; i < c.arena.num_ranks; i += step) {
-        const uint32_t peer = i;
+    for (uint32_t peer = first; peer < c.arena.num_ranks; peer += step) {
         if (!is_active(ctx, c.scope, peer)) continue;
         ctx.store_tagged(base_word(c, agent_of(c, peer), route_of(c, peer, c.rank)),
-                         pack_base(c.tables.firsts[uint64_t{i} * c.tables.chunks], total),
+                         pack_base(c.tables.firsts[uint64_t{peer} * c.tables.chunks], total),
                          pack_word(operation.epoch, 0));
         if (is_remote(c.reach, peer)) {
             put_value_and_raise(ctx, c.reach, peer, c.outbox.totals.offset + 8 * uint64_t{c.rank}, total,
@@ -399,24 +398,23 @@ CROSSDOCK_DEVICE bool is_base_possible(const Ctx& ctx, const HtCommon& c, const 
 }
 
 // Waits for the number of a route's first row at its receiver. One thread.
-CROSSDOCK_DEVICE void learn_base(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation, uint32_t i) {
+CROSSDOCK_DEVICE void learn_base(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation, uint32_t route) {
     const HtCommon& c = args.common;
     const HtTables& t = c.tables;
-    const uint32_t route = i;
-    const uint32_t peer = first_of_team(c) + route % team_size(c);  // in one team the peer is rank i
+    const uint32_t peer = first_of_team(c) + route % team_size(c);  // in one team the route itself
     uint64_t base = 0;
     const bool came =
         is_active(ctx, c.scope, peer) &&
         wait_tagged_word(ctx, c, operation, WaitStep::kRouting, peer, base_word(c, c.rank, route), base) &&
         is_base_possible(ctx, c, operation, route, peer, static_cast<uint32_t>(base));
-    t.bases[i] = came ? static_cast<uint32_t>(base) : 0;
+    t.bases[route] = came ? static_cast<uint32_t>(base) : 0;
     const uint32_t their_total = static_cast<uint32_t>(base >> 32);
     if (came && !args.drops && their_total > c.budget) record_overflow(ctx, c.scope, peer, their_total, c.budget);
     if (is_remote(c.reach, route)) learn_gin_total(ctx, args, operation, route);
     if (came) return;
     // Nothing goes to who is lost.
     CROSSDOCK_ROLLED
-    for (uint32_t chunk = 0; chunk < num_chunks(c.num_tokens); ++chunk) t.sent_masks[i * t.chunks + chunk] = 0;
+    for (uint32_t chunk = 0; chunk < num_chunks(c.num_tokens); ++chunk) t.sent_masks[route * t.chunks + chunk] = 0;
 }
 
 // Different warps lay out zones, write counters and wait for bases, so that their memory latencies overlap.

@@ -38,11 +38,10 @@ CROSSDOCK_DEVICE void announce_to_gin_peers(const Ctx& ctx, const HtUpdateArgs& 
 // Waits for what each GIN peer has put, and calls hear(peer, its number of tokens). Ends with a barrier of the block.
 template <typename Hear>
 CROSSDOCK_DEVICE void hear_gin_peers(const Ctx& ctx, const HtCommon& c, const Operation& operation, Hear hear) {
-    for_threads(ctx, c.arena.num_ranks, [&](uint32_t i) {
-        const uint32_t source = i;
+    for_threads(ctx, c.arena.num_ranks, [&](uint32_t source) {
         if (is_remote(c.reach, source) && is_active(ctx, c.scope, source) &&
             wait_gin_peer(ctx, c, operation, WaitStep::kCounts, Signal::kData, source))
-            hear(source, c.outbox.tokens.in(c.reach.network.local)[i]);
+            hear(source, c.outbox.tokens.in(c.reach.network.local)[source]);
     });
     ctx.block_sync();
 }
