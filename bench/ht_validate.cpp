@@ -256,7 +256,7 @@ class HtValidator {
 
     std::vector<double> mxfp8_errors(const std::vector<float>& values,
                                      const std::vector<std::vector<float>>& rank_factors) const {
-        constexpr size_t kBlock = 32;
+        constexpr size_t kBlock = recipe_of(NCCL_EP_COMB_QUANT_MXFP8).row_multiple;
         const double u = unit_roundoff(options_.dtype);
         std::vector<double> errors(values.size());
         for (const std::vector<float>& factors : rank_factors) {
