@@ -75,7 +75,8 @@ std::string Group::whereabouts(const crossdockDiagnosis_t& diagnosis) const try 
     }
     for (const auto& group : groups().all()) {
         const std::shared_lock lock(group->memory_mutex_, std::try_to_lock);
-        if (!lock.owns_lock() || group->communicator_ != communicator_) continue;
+        if (!lock.owns_lock() || group->communicator_ == nullptr) continue;
+        if (group->communicator_->identity() != communicator_->identity()) continue;
         for (const EnteredWords& words : group->entered_words()) {
             const Entered theirs = entered_by(runtime(), words, peer);
             if (theirs.epoch <= entered_by(runtime(), words, rank()).epoch) continue;

@@ -49,6 +49,8 @@ class Communicator {
     virtual int rank() const = 0;
     virtual int num_ranks() const = 0;
     virtual Runtime& runtime() = 0;
+    // The same for all objects of one ncclComm_t.
+    virtual const void* identity() const { return this; }
 
     // Gathers every rank's `bytes` bytes in rank order. Collective, blocking. After timeout_ns it throws
     // ncclRemoteError, whose message names `what` and the missing ranks.

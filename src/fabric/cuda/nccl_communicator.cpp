@@ -76,6 +76,7 @@ class NcclCommunicator final : public Communicator {
     const BackendTraits& backend() const override { return kCudaBackend; }
     int rank() const override { return self_.rank; }
     int num_ranks() const override { return self_.num_ranks; }
+    const void* identity() const override { return self_.comm; }
     int lsa_team_size() const override { return self_.lsa_team_size; }
     Runtime& runtime() override { return runtime_; }
     void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) override;
