@@ -228,6 +228,16 @@ class Ctx {
         return bits;
     }
     CROSSDOCK_DEVICE uint32_t warp_max(uint32_t value) const { return __reduce_max_sync(~0u, value); }
+    // The largest value of each kNum neighbours, a power of two.
+    template <uint32_t kNum>
+    CROSSDOCK_DEVICE uint32_t group_max(uint32_t value) const {
+        CROSSDOCK_UNROLL
+        for (uint32_t step = 1; step < kNum; step *= 2) {
+            const uint32_t other = __shfl_xor_sync(~0u, value, step);
+            value = other > value ? other : value;
+        }
+        return value;
+    }
     // Lane 0's value. What lane 0 has read or acquired is ordered before what the other lanes do afterwards.
     CROSSDOCK_DEVICE uint64_t warp_broadcast(uint64_t value) const {
         __syncwarp();
@@ -367,6 +377,10 @@ class Ctx {
     void wait_for_previous_kernels() const {}
     void let_next_kernel_start() const {}
     uint32_t warp_max(uint32_t value) const { return value; }
+    template <uint32_t>
+    uint32_t group_max(uint32_t value) const {
+        return value;
+    }
     uint32_t warp_sum(uint32_t value) const { return value; }
     uint32_t warp_sum_before(uint32_t) const { return 0; }
     uint32_t warp_count(bool value) const { return value ? 1 : 0; }

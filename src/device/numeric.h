@@ -146,6 +146,16 @@ CROSSDOCK_DEVICE uint32_t number_of_ones(uint64_t bits) {
 #endif
 }
 
+// The larger of both low halves, and of both high halves.
+CROSSDOCK_DEVICE uint32_t larger_halves(uint32_t a, uint32_t b) {
+#if defined(__CUDACC__)
+    return __vmaxu2(a, b);
+#else
+    const uint32_t low = (a & 0xFFFFu) > (b & 0xFFFFu) ? a & 0xFFFFu : b & 0xFFFFu;
+    return (a >> 16 > b >> 16 ? a : b) >> 16 << 16 | low;
+#endif
+}
+
 // A row's elements as floats, whatever the dtype.
 template <DType kDType>
 CROSSDOCK_DEVICE float load_element(const std::byte* row, uint32_t element_idx) {
@@ -198,6 +208,23 @@ CROSSDOCK_DEVICE uint32_t packed_e4m3(const float (&values)[4]) {
     CROSSDOCK_UNROLL
     for (uint32_t i = 0; i < 4; ++i) packed |= static_cast<uint32_t>(float_to_e4m3(values[i])) << (8 * i);
     return packed;
+}
+
+// Eight e4m3 elements as floats.
+CROSSDOCK_DEVICE void unpack_e4m3(uint64_t packed, float (&values)[8]) {
+#if defined(__CUDACC__)
+    if constexpr (kHasFp8Conversions) {
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < 8; i += 2) {
+            const uint32_t pair = ptx::f16_pair_of_e4m3(static_cast<uint16_t>(packed >> (8 * i)));
+            values[i] = f16_to_float(static_cast<uint16_t>(pair));
+            values[i + 1] = f16_to_float(static_cast<uint16_t>(pair >> 16));
+        }
+        return;
+    }
+#endif
+    CROSSDOCK_UNROLL
+    for (uint32_t i = 0; i < 8; ++i) values[i] = e4m3_to_float(static_cast<uint8_t>(packed >> (8 * i)));
 }
 
 // values * multiplier as e4m3, four to a 32-bit word.

@@ -132,6 +132,13 @@ __device__ __forceinline__ uint16_t e4m3_pair_of(float low, float high) {
     return pair;
 }
 
+// Two e4m3 elements as f16, which holds them exactly. sm_89.
+__device__ __forceinline__ uint32_t f16_pair_of_e4m3(uint16_t pair) {
+    uint32_t halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
+    return halves;
+}
+
 // Two floats as bf16 or f16, to nearest even; NaN is 0x7FFF.
 __device__ __forceinline__ uint32_t bf16_pair_of(float low, float high) {
     uint32_t pair;

@@ -106,15 +106,17 @@ class PartSum {
         CROSSDOCK_UNROLL
         for (uint32_t v = 0; v < kVectors; ++v) {
             const uint32_t at = place(ctx, v);
-            if (at < bytes) *reinterpret_cast<Bytes16*>(part + at) = packed_sums<kDType>(sums_[v]);
+            if (at < bytes) *reinterpret_cast<Bytes16*>(part + at) = packed(v);
         }
     }
 
-  private:
-    static constexpr uint32_t kVectors = kMostBytes / (16 * kLanes);  // of a lane
+    // What a lane holds: vectors of 16 bytes, and where in the part each lies.
+    static constexpr uint32_t kVectors = kMostBytes / (16 * kLanes);
     static_assert(kVectors * 16 * kLanes == kMostBytes, "the lanes' vectors make up a part");
+    CROSSDOCK_DEVICE Bytes16 packed(uint32_t v) const { return packed_sums<kDType>(sums_[v]); }
     CROSSDOCK_DEVICE static uint32_t place(const Ctx& ctx, uint32_t v) { return (v * kLanes + ctx.lane()) * 16; }
 
+  private:
     float sums_[kVectors][16 / dtype_bytes(kDType)] = {};
 };
 

@@ -169,13 +169,15 @@ uint32_t summers_for(uint32_t row_bytes) {
     return kGpuSummers + (fits_then ? 1 : 0);
 }
 
-// Parts, and a summer's share of a part, are multiples of `granule`, as kSummedBytes is.
-void divide_rows(HtWarpLayout& warp_layout, uint32_t row_bytes, uint32_t granule) {
+// Parts, and a summer's share of a part, are multiples of `granule`, as kSummedBytes is. Equal shares: all but the last
+// one of a row.
+void divide_rows(HtWarpLayout& warp_layout, uint32_t row_bytes, uint32_t granule, bool equal_shares) {
     if (warp_layout.summers == 0) return;
     const uint64_t part = align_up(part_bytes(row_bytes, warp_layout.summers * kSummedBytes), granule);
     warp_layout.chunk_bytes = std::max(granule, static_cast<uint32_t>(part));
     warp_layout.summed_bytes =
         (warp_layout.chunk_bytes / granule + warp_layout.summers - 1) / warp_layout.summers * granule;
+    if (equal_shares) warp_layout.chunk_bytes = warp_layout.summers * warp_layout.summed_bytes;
 }
 
 constexpr uint32_t kVectorBytes = 16;
@@ -226,7 +228,8 @@ HtWarpLayout summing_warps(const Group& group, const HtCommon& common, uint32_t 
     warp_layout.chunk_bytes = row_bytes;
     warp_layout = warp_layout_for(group, warp_layout, 0);
     if (warp_layout.summers > 0) warp_layout.senders = warp_layout.producers - 2 - warp_layout.summers;
-    divide_rows(warp_layout, row_bytes, wire == HtWire::kMxfp8 ? kMxfp8BlockBytes : kVectorBytes);
+    const bool quantises = wire == HtWire::kMxfp8;
+    divide_rows(warp_layout, row_bytes, quantises ? kMxfp8BlockBytes : kVectorBytes, quantises);
     return warp_layout;
 }
 
@@ -243,7 +246,7 @@ HtWarpLayout reading_warps(const Group& group, uint32_t row_bytes, bool with_wei
     warp_layout.consumers = kMostWarps - warp_layout.producers - warp_layout.weight_warps;
     warp_layout.chunk_bytes = chunk_bytes(group, row_bytes, kGpuChunkBytes);
     warp_layout = warp_layout_for(group, warp_layout, 0);
-    divide_rows(warp_layout, row_bytes, kVectorBytes);
+    divide_rows(warp_layout, row_bytes, kVectorBytes, false);
     return warp_layout;
 }
 
@@ -300,9 +303,9 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     args.wire_bytes = args.row_bytes + args.behind_bytes;
     uint32_t tail_bytes = 0;
     if (args.wire == HtWire::kMxfp8 && args.row_bytes > 0) {
-        const uint32_t part = args.warp_layout.chunk_bytes / dtype_bytes(DType::kBf16);
+        const uint32_t part = args.warp_layout.quantised_bytes() / dtype_bytes(DType::kBf16);
         args.wire_bytes = mxfp8_wire_bytes(args.row_bytes / dtype_bytes(DType::kBf16), part);
-        tail_bytes = mxfp8_part_bytes(part);
+        if (args.warp_layout.summers == 0) tail_bytes = mxfp8_part_bytes(part);
     }
     args.rows = slots_of_rows(group, common, args.wire_bytes, common.expert_major);
     args.gin_rows = gin_slots_of_rows(group, common, args.wire_bytes);

@@ -208,6 +208,10 @@ struct HtWarpLayout {
     }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t notes() const { return noting_senders() * kNotesOfSender; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t pipeline() const { return summers == 0 ? 0 : 2 + summers + senders; }
+    // MXFP8: bytes of a row that are a part of the wire's row (mxfp8.h).
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t quantised_bytes() const {
+        return summers > 0 ? summed_bytes : chunk_bytes;
+    }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t stages() const {
         const uint32_t own = producers * producer_stages + consumers * consumer_stages;
         return own > shared_stages ? own : shared_stages;

@@ -111,7 +111,7 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const Args& args, const Operatio
     if (token < c.num_tokens) {
         std::byte* const out = args.out_tokens + uint64_t{token} * args.row_bytes;
         if constexpr (kWire == HtWire::kMxfp8) {
-            sum_mxfp8_rows(ctx, plan.rows, num, args.row_bytes / 2, args.warp_layout.chunk_bytes / 2, out);
+            sum_mxfp8_rows(ctx, plan.rows, num, args.row_bytes / 2, args.warp_layout.quantised_bytes() / 2, out);
         } else {
             sum_rows<kDType>(ctx, PointerSummands{plan.rows, num}, 0, args.row_bytes / dtype_bytes(kDType), out);
         }

@@ -12,14 +12,6 @@
 namespace crossdock {
 namespace {
 
-// One warp. Quantises bytes [first, first + bytes) of the part in a stage, which has part_bytes. The result is stored
-// after the chunk.
-CROSSDOCK_DEVICE void quantise_part(const Ctx& ctx, std::byte* stage, uint32_t chunk_bytes, uint32_t part_bytes,
-                                    uint32_t first, uint32_t bytes) {
-    std::byte* const tail = stage + chunk_bytes;
-    quantise_mxfp8(ctx, stage + first, bytes / 2, tail + first / 2, tail + part_bytes / 2 + first / 2 / kMxfp8Block);
-}
-
 // Common to flat and expert-major rows: packets in the source ranks' rings, and their flags. The leader stores rows.
 class Returns {
   public:
@@ -196,7 +188,8 @@ class SumReturner {
         ctx.enter(Phase::kCombineSum);
         sum_rows<kDType>(ctx, summands, first / dtype_bytes(kDType), bytes / dtype_bytes(kDType), stage.data() - first);
         if constexpr (kWire == HtWire::kMxfp8)
-            quantise_part(ctx, stage.data(), args_.warp_layout.chunk_bytes, bytes, 0, bytes);
+            quantise_mxfp8(ctx, stage.data(), bytes / 2, stage.data() + args_.warp_layout.chunk_bytes,
+                           stage.data() + args_.warp_layout.chunk_bytes + bytes / 2);
         stage.filled();
         ctx.warp_sync();
         ctx.enter(Phase::kCombineStore);
