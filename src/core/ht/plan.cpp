@@ -114,6 +114,8 @@ HtShared lay_out(const Group& group, const HtCommon& common, HtWarpLayout& warp_
         memory.take(shared.peers, common.arena.num_ranks);
         shared.plan_bytes = view_bytes<HtPlan>(common.topk);
         memory.take(shared.plans, warp_layout.warps(), shared.plan_bytes);
+        shared.batch_bytes = view_bytes<HtBatch>(common.topk);
+        memory.take(shared.batches, warp_layout.batches(), shared.batch_bytes);
         memory.take(shared.notes, warp_layout.notes(), note_bytes(group.communicator().backend().lanes));
         memory.take(shared.plan_heads, sums ? kSumPlanHeadBytes : 0);
         memory.take(shared.plan_summands, sums ? 2 * planned_rows(common.topk) * common.topk : 0);

@@ -158,9 +158,11 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t num_gin_counters(uint32_t ranks, uint32
 }
 
 struct HtShared {
-    SharedRegion<uint32_t> peers;                  // [ranks] PeerState
-    SharedRegion<std::byte> plans;                 // [warps][plan_bytes] HtPlan
-    uint32_t plan_bytes;                           // of a warp
+    SharedRegion<uint32_t> peers;     // [ranks] PeerState
+    SharedRegion<std::byte> plans;    // [warps][plan_bytes] HtPlan
+    uint32_t plan_bytes;              // of a warp
+    SharedRegion<std::byte> batches;  // [batches][batch_bytes] HtBatch
+    uint32_t batch_bytes;
     SharedRegion<std::byte> notes;                 // [notes] HtNote (flags.h)
     SharedRegion<std::byte> plan_heads;            // of a pipeline (sum_pipeline.h)
     SharedRegion<const std::byte*> plan_summands;  // of it: [2][planned_rows][topk] places of rows
@@ -208,6 +210,11 @@ struct HtWarpLayout {
     }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t notes() const { return noting_senders() * kNotesOfSender; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t pipeline() const { return summers == 0 ? 0 : 2 + summers + senders; }
+    // One for each warp that looks up rows; a pipeline's planner has two.
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t batches() const {
+        const uint32_t most = producers > consumers ? producers : consumers;
+        return most < 2 || (summers > 0 && producers == pipeline()) ? 2 : most;
+    }
     // MXFP8: bytes of a row that are a part of the wire's row (mxfp8.h).
     CROSSDOCK_HOST_DEVICE constexpr uint32_t quantised_bytes() const {
         return summers > 0 ? summed_bytes : chunk_bytes;

@@ -126,11 +126,9 @@ class RowForwarder {
                                     const std::byte* packet) const {
         const HtCommon& c = args_.common;
         uint32_t* const slots = HtPlan::of_warp(ctx, args_.shared, c.topk).slots;
-        uint32_t num = 0;
-        if (is_leader(ctx))
-            num = list_slots(c, source, token / kChunkTokens, token % kChunkTokens, number, args_.token_rows, slots);
+        const uint32_t num =
+            list_slots(ctx, c, source, token / kChunkTokens, token % kChunkTokens, number, args_.token_rows, slots);
         ctx.warp_sync();
-        num = ctx.warp_broadcast(num);
         copy_row(ctx, packet, args_.row_bytes, num,
                  [&](uint32_t i) { return args_.out_tokens + uint64_t{slots[i]} * args_.row_bytes; });
         if constexpr (kIsElastic<Args>) {

@@ -216,9 +216,9 @@ CROSSDOCK_DEVICE_RARE void clear_lost_rows(const Ctx& ctx, const HtDispatchArgs&
             const uint32_t bit = at % kChunkTokens;
             const ReceivedRow row = received_row(c, source, at, all);
             if (!row.exists || !travels(c, row.number)) continue;
-            uint32_t num = 0;
-            if (is_leader(ctx)) num = list_slots(c, source, chunk, bit, row.number, args.token_rows, plan.slots);
-            zero_slots(ctx, args, plan.slots, ctx.warp_broadcast(num));
+            const uint32_t num = list_slots(ctx, c, source, chunk, bit, row.number, args.token_rows, plan.slots);
+            ctx.warp_sync();
+            zero_slots(ctx, args, plan.slots, num);
             if (args.with_weights && is_leader(ctx)) store_routing(args, source, chunk, bit, row.number, nullptr);
             ctx.warp_sync();
         }

@@ -75,7 +75,10 @@ class RowSender {
             if (claims_ && next.token != step.token) claimed_ = ask_next(ctx, args_.common, operation_);
             ctx.enter(Phase::kDispatchTarget);
             raise(ctx);
-            if (step.first == 0) target = target_of(ctx, step);
+            if (step.first == 0) {
+                target = target_of(ctx, step);
+                list_own_slots(ctx, step, target);
+            }
             const RowStage from = stage(ctx, round);
             ctx.enter(Phase::kDispatchLoad);
             from.wait_loaded(ctx, round / args_.warp_layout.producer_stages);
@@ -157,6 +160,18 @@ class RowSender {
                     slots_, ctx.warp_broadcast_from(own, target.num_slots));
     }
 
+    // If one of the lanes' peers is this rank: the row's places here.
+    CROSSDOCK_DEVICE void list_own_slots(const Ctx& ctx, const SendStep& step, Target& target) const {
+        const uint32_t lanes = ctx.warp_ballot(target.is_own);
+        if (lanes == 0) return;
+        ctx.warp_sync();  // the places before have been read
+        const uint32_t num =
+            list_slots(ctx, args_.common, args_.common.rank, step.token / kChunkTokens, step.token % kChunkTokens,
+                       ctx.warp_broadcast_from(lowest_one(lanes), target.number), args_.token_rows, slots_);
+        ctx.warp_sync();
+        if (target.is_own) target.num_slots = num;
+    }
+
     // The lane's peer, of those of this team.
     CROSSDOCK_DEVICE uint32_t peer_of(const Ctx& ctx, const SendStep& step) const {
         return first_of_team(args_.common) + step.base + ctx.lane();
@@ -181,8 +196,6 @@ class RowSender {
         target.is_own = target.is_direct && peer == c.rank;
         if (target.is_own) {
             target.number = number;
-            target.num_slots = list_slots(c, peer, step.token / kChunkTokens, step.token % kChunkTokens, number,
-                                          args_.token_rows, slots_);
             target.rows = args_.out_tokens;
             target.scales = args_.out_scales;
             return target;

@@ -33,20 +33,9 @@ struct LocalChoice {
     // What a dispatch has kept of a column; row: number of the token's row.
     CROSSDOCK_DEVICE static LocalChoice kept(const HtCommon& c, const uint64_t* bitmap, uint32_t row, uint32_t column) {
         const uint32_t order = c.tables.columns[uint64_t{row} * c.topk + column];
-        uint32_t left = order;
-        CROSSDOCK_ROLLED
-        for (uint32_t w = 0; order != kNoColumn && w < c.tables.words; ++w) {
-            uint64_t bits = bitmap[w];
-            const uint32_t num = number_of_ones(bits);
-            if (left >= num) {
-                left -= num;
-                continue;
-            }
-            CROSSDOCK_ROLLED
-            for (; left > 0; --left) bits &= bits - 1;
-            return {true, 64 * w + lowest_one(bits), order};
-        }
-        return {false, 0, 0};
+        uint32_t expert = 0;
+        const bool exists = order != kNoColumn && find_expert(c, bitmap, order, expert);
+        return {exists, expert, order};
     }
 };
 

@@ -392,40 +392,91 @@ struct PlannedRow {
 
 // How many rows a warp looks up at once.
 CROSSDOCK_HOST_DEVICE constexpr uint32_t planned_rows(uint32_t topk) {
-    constexpr uint32_t kMostRows = 16;
+    constexpr uint32_t kMostRows = 32;
     constexpr uint32_t kMostSlots = 256;
     const uint32_t rows = topk == 0 ? kMostRows : kMostSlots / topk;
     return rows < 1 ? 1 : rows < kMostRows ? rows : kMostRows;
 }
 
+// Such rows; in shared memory.
+struct HtBatch {
+    PlannedRow* rows;  // [planned_rows]
+    uint32_t* slots;   // [planned_rows][topk]
+
+    CROSSDOCK_HOST_DEVICE constexpr void lay_out(auto& memory, uint32_t topk) {
+        memory.take(rows, planned_rows(topk));
+        memory.take(slots, planned_rows(topk) * topk);
+    }
+    CROSSDOCK_DEVICE static HtBatch of(const Ctx& ctx, const HtShared& shared, uint32_t topk, uint32_t number) {
+        return view_of<HtBatch>(shared.batches.in(ctx.shared_memory()) + shared.batch_bytes * number, topk);
+    }
+};
+
 // Tensors that an elastic combine's sums begin with.
 inline constexpr uint32_t kMostBiases = 2;
 
-// What a warp knows of the rows that it works on; in shared memory.
+// What a warp knows of a token's rows; in shared memory.
 struct HtPlan {
     const std::byte** rows;  // [kMostBiases + topk]
     uint32_t* slots;         // the same
     uint32_t* origins;       // the same: whose the row is: a rank, or what else has a row of a sum
-    PlannedRow* batch;       // [planned_rows]
-    uint32_t* batch_slots;   // [planned_rows][topk]
 
     CROSSDOCK_HOST_DEVICE constexpr void lay_out(auto& memory, uint32_t topk) {
         memory.take(rows, kMostBiases + topk);
         memory.take(slots, kMostBiases + topk);
         memory.take(origins, kMostBiases + topk);
-        memory.take(batch, planned_rows(topk));
-        memory.take(batch_slots, planned_rows(topk) * topk);
     }
     CROSSDOCK_DEVICE static HtPlan of_warp(const Ctx& ctx, const HtShared& shared, uint32_t topk) {
-        return of_warp(ctx, shared, topk, ctx.warp_idx());
-    }
-    CROSSDOCK_DEVICE static HtPlan of_warp(const Ctx& ctx, const HtShared& shared, uint32_t topk, uint32_t warp) {
-        return view_of<HtPlan>(shared.plans.in(ctx.shared_memory()) + shared.plan_bytes * warp, topk);
+        return view_of<HtPlan>(shared.plans.in(ctx.shared_memory()) + shared.plan_bytes * ctx.warp_idx(), topk);
     }
 };
 
+// Bit number n of those that are set, from the lowest on.
+CROSSDOCK_DEVICE uint32_t set_bit(uint64_t bits, uint32_t n) {
+    CROSSDOCK_ROLLED
+    for (; n > 0; --n) bits &= bits - 1;
+    return lowest_one(bits);
+}
+
+// This rank's expert number n of those in a token's bitmap, in ascending order. Returns false if there are fewer.
+CROSSDOCK_DEVICE bool find_expert(const HtCommon& c, const uint64_t* bitmap, uint32_t n, uint32_t& expert) {
+    CROSSDOCK_ROLLED
+    for (uint32_t w = 0; w < c.tables.words; ++w) {
+        const uint64_t bits = bitmap[w];
+        const uint32_t num = number_of_ones(bits);
+        if (n < num) {
+            expert = 64 * w + set_bit(bits, n);
+            return true;
+        }
+        n -= num;
+    }
+    return false;
+}
+
 // A received row's places among `limit` rows of a tensor: a flat row's own, expert-major one for each expert, in
-// ascending order of experts. Returns how many. One lane.
+// ascending order of experts. Returns how many. One warp; all lanes may read the places after a warp barrier.
+CROSSDOCK_DEVICE uint32_t list_slots(const Ctx& ctx, const HtCommon& c, uint32_t source, uint32_t chunk, uint32_t bit,
+                                     uint32_t row, uint64_t limit, uint32_t* slots) {
+    if (!c.expert_major) {
+        if (is_leader(ctx)) slots[0] = row;
+        return row < limit ? 1 : 0;
+    }
+    const uint64_t* bitmap = bitmap_of(c, source, chunk * kChunkTokens + bit);
+    uint32_t num = 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t first = 0; first < c.topk; first += kLanes) {
+        uint32_t expert = 0;
+        const bool exists = first + ctx.lane() < c.topk && find_expert(c, bitmap, first + ctx.lane(), expert);
+        const uint32_t slot = exists ? slot_of(c, expert, source, chunk, bit) : 0;
+        const bool is_place = exists && slot < c.budget && slot < limit;
+        const uint32_t at = num + ctx.warp_count_before(is_place);
+        if (is_place) slots[at] = slot;
+        num += ctx.warp_count(is_place);
+    }
+    return num;
+}
+
+// The same by one lane.
 CROSSDOCK_DEVICE uint32_t list_slots(const HtCommon& c, uint32_t source, uint32_t chunk, uint32_t bit, uint32_t row,
                                      uint64_t limit, uint32_t* slots) {
     if (!c.expert_major) {

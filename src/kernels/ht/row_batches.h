@@ -11,7 +11,7 @@ namespace {
 // The rows of a channel that a warp handles: tokens first, first + stride, ... of every rank's share of the channel, in
 // this order; for each token the rows of all ranks, one after the other, starting with this rank.
 struct RowSequence {
-    uint32_t first;
+    uint32_t first;  // also the number of the warp's batch
     uint32_t stride;
     bool descends;     // in the order of ranks
     bool with_absent;  // including rows of absent ranks
@@ -25,7 +25,7 @@ class RowBatches {
     CROSSDOCK_DEVICE RowBatches(const Ctx& ctx, const HtCommon& c, const HtShared& shared, const RowSequence& sequence)
         : c_(c),
           states_(peer_states(ctx, shared)),
-          plan_(HtPlan::of_warp(ctx, shared, c.topk)),
+          batch_(HtBatch::of(ctx, shared, c.topk, sequence.first)),
           sequence_(sequence),
           channel_(ctx.block_idx()),
           end_(largest_share(c, channel_, token_share)) {}
@@ -33,21 +33,21 @@ class RowBatches {
     // The next row, or null. Valid until next is called, and longer as long as peek returns a row.
     CROSSDOCK_DEVICE const PlannedRow* next(const Ctx& ctx) {
         if (at_ == num_) {
-            num_ = look_up(ctx, plan_);
+            num_ = look_up(ctx, batch_);
             at_ = 0;
         }
-        return at_ < num_ ? &plan_.batch[at_++] : nullptr;
+        return at_ < num_ ? &batch_.rows[at_++] : nullptr;
     }
     // The row that next will return, if already known.
-    CROSSDOCK_DEVICE const PlannedRow* peek() const { return at_ < num_ ? &plan_.batch[at_] : nullptr; }
+    CROSSDOCK_DEVICE const PlannedRow* peek() const { return at_ < num_ ? &batch_.rows[at_] : nullptr; }
 
     // The row's places among the rows of the tensor.
     CROSSDOCK_DEVICE const uint32_t* slots(const PlannedRow& row) const {
-        return plan_.batch_slots + static_cast<uint32_t>(&row - plan_.batch) * c_.topk;
+        return batch_.slots + static_cast<uint32_t>(&row - batch_.rows) * c_.topk;
     }
 
-    // Instead of next: writes one batch of rows into a plan and returns their number; 0: none are left.
-    CROSSDOCK_DEVICE uint32_t look_up(const Ctx& ctx, const HtPlan& plan) {
+    // Instead of next: fills a batch and returns the number of rows; 0: none are left.
+    CROSSDOCK_DEVICE uint32_t look_up(const Ctx& ctx, const HtBatch& batch) {
         const uint32_t most = planned_rows(c_.topk) < kLanes ? planned_rows(c_.topk) : kLanes;
         const uint32_t num_ranks = c_.arena.num_ranks;
         uint32_t num = 0;
@@ -62,8 +62,8 @@ class RowBatches {
             const uint32_t index = ctx.warp_count_before(exists);
             num = ctx.warp_count(exists);
             if (exists) {
-                row.num_slots = list(row, plan.batch_slots + index * c_.topk);
-                plan.batch[index] = row;
+                row.num_slots = list(row, batch.slots + index * c_.topk);
+                batch.rows[index] = row;
             }
             entry_ += most;
         }
@@ -97,7 +97,7 @@ class RowBatches {
 
     const HtCommon& c_;
     const uint32_t* states_;
-    HtPlan plan_;
+    HtBatch batch_;
     RowSequence sequence_;
     uint32_t channel_;
     uint32_t end_;

@@ -29,7 +29,7 @@ struct SumStageHead {
 };
 static_assert(sizeof(SumStageHead) <= kStageHeadBytes);
 
-// The heads of the first two warps' plans, which planner and loader use in turn.
+// The heads of the two batches that planner and loader use in turn.
 struct SumPlanHead {
     BlockBarrierMemory planned;
     BlockBarrierMemory used;  // its rows have been loaded
@@ -125,11 +125,11 @@ class SumPipeline {
     CROSSDOCK_DEVICE static SumPlanHead& plan_head(const Ctx& ctx, const HtCombineArgs& args, uint32_t n) {
         return reinterpret_cast<SumPlanHead*>(args.shared.plan_heads.in(ctx.shared_memory()))[n % 2];
     }
-    CROSSDOCK_DEVICE HtPlan plan(const Ctx& ctx, uint32_t n) const {
-        return HtPlan::of_warp(ctx, args_.shared, args_.common.topk, n % 2);
+    CROSSDOCK_DEVICE HtBatch batch(const Ctx& ctx, uint32_t n) const {
+        return HtBatch::of(ctx, args_.shared, args_.common.topk, n % 2);
     }
 
-    // The addresses of the summands of a plan's first row, of its second, ...
+    // The addresses of the summands of a batch's first row, of its second, ...
     CROSSDOCK_DEVICE const std::byte** summands_of_plan(const Ctx& ctx, uint32_t n) const {
         const uint32_t topk = args_.common.topk;
         return args_.shared.plan_summands.in(ctx.shared_memory()) + n % 2 * planned_rows(topk) * topk;
@@ -163,20 +163,20 @@ class SumPipeline {
                 find_lsa_row(ctx, args_, operation_, c.rank, peer, sent_row(c, peer, row.number, share), summand);
             if (summand != nullptr) summands[row.num_slots++] = summand;
         }
-        plan(ctx, n).batch[lane] = row;
+        batch(ctx, n).rows[lane] = row;
         return num;
     }
 
     // The same for rows that return to their source ranks.
     CROSSDOCK_DEVICE uint32_t plan_returned(const Ctx& ctx, RowBatches<kIsElastic<Args>>& rows, uint32_t n) const {
-        const HtPlan to = plan(ctx, n);
+        const HtBatch to = batch(ctx, n);
         const uint32_t topk = args_.common.topk;
         const uint32_t num = rows.look_up(ctx, to);
         const std::byte** const summands = summands_of_plan(ctx, n);
         CROSSDOCK_ROLLED
         for (uint32_t at = ctx.lane(); at < num * topk; at += kLanes) {
-            if (at % topk < to.batch[at / topk].num_slots)
-                summands[at] = args_.tokens + uint64_t{to.batch_slots[at]} * args_.row_bytes;
+            if (at % topk < to.rows[at / topk].num_slots)
+                summands[at] = args_.tokens + uint64_t{to.slots[at]} * args_.row_bytes;
         }
         return num;
     }
@@ -206,7 +206,7 @@ class SumPipeline {
             ctx.enter(Phase::kCombineSlot);
             BlockBarrier(head.planned).wait(ctx, n / 2);
             ctx.enter(Phase::kCombineStage);
-            const PlannedRow* const rows = plan(ctx, n).batch;
+            const PlannedRow* const rows = batch(ctx, n).rows;
             const std::byte* const* const summands = summands_of_plan(ctx, n);
             const uint32_t num = head.num_rows;
             CROSSDOCK_ROLLED
