@@ -24,7 +24,8 @@ struct LandedPacket {
     }
 };
 
-// What a sender tells the announcer, in shared memory. Each sender uses its notes in turn.
+// What a sender tells the announcer, in shared memory. Each sender uses its notes in turn. Lanes arrive at the
+// barriers, and wait for them, each for what it writes and reads itself.
 struct HtNote {
     BlockBarrierMemory written;
     BlockBarrierMemory read;
@@ -40,8 +41,8 @@ struct HtNote {
         CROSSDOCK_ROLLED
         for (uint32_t i = thread_idx(ctx); i < warp_layout.notes(); i += num_threads(ctx)) {
             HtNote& note = of(ctx, shared, i);
-            BlockBarrier(note.written).init(1);
-            BlockBarrier(note.read).init(1);
+            BlockBarrier(note.written).init(kLanes);
+            BlockBarrier(note.read).init(kLanes);
             note.round = 0;
             note.is_last = 0;
             CROSSDOCK_ROLLED
@@ -75,9 +76,7 @@ class PendingFlag {
         HtNote& note = next_note(ctx);
         note.packets[ctx.lane()] = packet_;
         packet_.target = kNoRank;
-        ctx.warp_sync();
-        if (is_leader(ctx)) BlockBarrier(note.written).arrive(ctx);
-        ctx.warp_sync();
+        BlockBarrier(note.written).arrive(ctx);
     }
     // The leader, if only it has packets. later_groups: of stores that it has issued since.
     CROSSDOCK_DEVICE void raise_own(const Ctx& ctx, const HtCommon& c, const Operation& operation, const HtSlots& slots,
@@ -88,14 +87,14 @@ class PendingFlag {
         HtNote& note = next_note(ctx);
         note.packets[0] = packet_;
         packet_.target = kNoRank;
-        BlockBarrier(note.written).arrive(ctx);
+        BlockBarrier(note.written).arrive(ctx, kLanes);
     }
     // One warp, at the end: nothing more will come.
     CROSSDOCK_DEVICE void end(const Ctx& ctx) {
         if (!has_announcer_ || !is_leader(ctx)) return;
         HtNote& note = next_note(ctx);
         note.is_last = 1;
-        BlockBarrier(note.written).arrive(ctx);
+        BlockBarrier(note.written).arrive(ctx, kLanes);
     }
 
   private:
@@ -136,22 +135,27 @@ CROSSDOCK_DEVICE void announce_packets(const Ctx& ctx, const HtCommon& c, const 
             const uint32_t own = base + ctx.lane();
             HtNote* const note = own < warp_layout.notes() ? &HtNote::of(ctx, shared, own) : nullptr;
             const bool is_written = note != nullptr && BlockBarrier(note->written).is_over(note->round);
-            uint32_t written = ctx.warp_ballot(is_written);
+            const uint32_t written = ctx.warp_ballot(is_written);
             if (written == 0) continue;
             found = true;
+            CROSSDOCK_ROLLED
+            for (uint32_t left = written; left != 0; left &= left - 1) {
+                HtNote& read = HtNote::of(ctx, shared, base + lowest_one(left));
+                BlockBarrier(read.written).wait(ctx, read.round);  // it is over; for this lane, too
+            }
             ctx.fence_landed();
             CROSSDOCK_ROLLED
-            for (; written != 0; written &= written - 1) {
-                HtNote& read = HtNote::of(ctx, shared, base + lowest_one(written));
+            for (uint32_t left = written; left != 0; left &= left - 1) {
+                HtNote& read = HtNote::of(ctx, shared, base + lowest_one(left));
                 LandedPacket& packet = read.packets[ctx.lane()];
                 if (packet.target != kNoRank) packet.raise_flag(ctx, c, operation, slots);
                 packet.target = kNoRank;
                 senders -= read.is_last;
+                BlockBarrier(read.read).arrive(ctx);
             }
             ctx.warp_sync();
-            if (!is_written) continue;
-            ++note->round;
-            BlockBarrier(note->read).arrive(ctx);
+            if (is_written) ++note->round;
+            ctx.warp_sync();
         }
         if (!found) ctx.pause(UINT64_MAX);
     }
