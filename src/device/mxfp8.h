@@ -15,10 +15,6 @@ inline constexpr uint32_t kMxfp8Block = 32;
 CROSSDOCK_HOST_DEVICE constexpr uint32_t mxfp8_part_bytes(uint32_t elements) {
     return (elements + elements / kMxfp8Block + 15) / 16 * 16;
 }
-CROSSDOCK_HOST_DEVICE constexpr uint32_t mxfp8_wire_bytes(uint32_t elements, uint32_t part_elements) {
-    const uint32_t rest = elements % part_elements;
-    return elements / part_elements * mxfp8_part_bytes(part_elements) + mxfp8_part_bytes(rest);
-}
 
 namespace {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // MXFP8 rows: quantised and summed again, they are what the definitions of the formats say.
-#include "device/mxfp8.h"
+#include "kernels/ht/recipes.h"
 
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ void run(const auto& kernel) {
 // The wire form of a bf16 row, in parts of so many elements.
 Row quantised(const Row& row, uint32_t part_elements) {
     const auto elements = static_cast<uint32_t>(row.size() / 2);
-    Row wire(mxfp8_wire_bytes(elements, part_elements));
+    Row wire(wire_bytes(HtWire::kMxfp8, 2 * elements, 2 * part_elements));
     run([&](const Ctx& ctx) {
         for (uint32_t first = 0; first < elements; first += part_elements) {
             const uint32_t part = std::min(part_elements, elements - first);
@@ -104,7 +104,7 @@ TEST(Mxfp8, ABlockThatIsNotFiniteBecomesNan) {
 TEST(Mxfp8, QuantisedRowsAreNoLarger) {
     for (uint32_t elements = kMxfp8Block; elements <= 4096; elements += kMxfp8Block) {
         for (uint32_t part = kMxfp8Block; part <= 1024; part += kMxfp8Block) {
-            const uint32_t bytes = mxfp8_wire_bytes(elements, part);
+            const uint32_t bytes = wire_bytes(HtWire::kMxfp8, 2 * elements, 2 * part);
             ASSERT_EQ(bytes % 16, 0u);
             ASSERT_LE(bytes, 2 * elements);
         }

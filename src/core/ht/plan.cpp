@@ -4,8 +4,6 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "device/mxfp8.h"
-#include "device/sum_rows.h"
 #include "kernels/ht/update_words.h"
 #include "runtime/runtime.h"
 
@@ -171,20 +169,17 @@ uint32_t summers_for(uint32_t row_bytes) {
     return kGpuSummers + (fits_then ? 1 : 0);
 }
 
-// Parts, and a summer's share of a part, are multiples of `granule`, as kSummedBytes is. Equal shares: all but the last
-// one of a row.
-void divide_rows(HtWarpLayout& warp_layout, uint32_t row_bytes, uint32_t granule, bool equal_shares) {
+// Quantised: the shares of a row are equal but for the last.
+void divide_rows(HtWarpLayout& warp_layout, uint32_t row_bytes, HtWire wire) {
     if (warp_layout.summers == 0) return;
+    const uint32_t granule = wire_granule(wire);
     const uint64_t part = align_up(part_bytes(row_bytes, warp_layout.summers * kSummedBytes), granule);
     warp_layout.chunk_bytes = std::max(granule, static_cast<uint32_t>(part));
     warp_layout.summed_bytes =
         (warp_layout.chunk_bytes / granule + warp_layout.summers - 1) / warp_layout.summers * granule;
-    if (equal_shares) warp_layout.chunk_bytes = warp_layout.summers * warp_layout.summed_bytes;
+    if (is_quantised(wire)) warp_layout.chunk_bytes = warp_layout.summers * warp_layout.summed_bytes;
 }
-
-constexpr uint32_t kVectorBytes = 16;
-constexpr uint32_t kMxfp8BlockBytes = kMxfp8Block * dtype_bytes(DType::kBf16);
-static_assert(kSummedBytes % kVectorBytes == 0 && kSummedBytes % kMxfp8BlockBytes == 0);
+static_assert(kSummedBytes % wire_granule(HtWire::kRows) == 0 && kSummedBytes % wire_granule(HtWire::kMxfp8) == 0);
 
 // Rows are sent directly to their final places; a receiver places rows for a rank without windows.
 HtWarpLayout placing_warps(uint32_t channels, uint32_t chunk) {
@@ -230,8 +225,7 @@ HtWarpLayout summing_warps(const Group& group, const HtCommon& common, uint32_t 
     warp_layout.chunk_bytes = row_bytes;
     warp_layout = warp_layout_for(group, warp_layout, 0);
     if (warp_layout.summers > 0) warp_layout.senders = warp_layout.producers - 2 - warp_layout.summers;
-    const bool quantises = wire == HtWire::kMxfp8;
-    divide_rows(warp_layout, row_bytes, quantises ? kMxfp8BlockBytes : kVectorBytes, quantises);
+    divide_rows(warp_layout, row_bytes, wire);
     return warp_layout;
 }
 
@@ -248,7 +242,7 @@ HtWarpLayout reading_warps(const Group& group, uint32_t row_bytes, bool with_wei
     warp_layout.consumers = kMostWarps - warp_layout.producers - warp_layout.weight_warps;
     warp_layout.chunk_bytes = chunk_bytes(group, row_bytes, kGpuChunkBytes);
     warp_layout = warp_layout_for(group, warp_layout, 0);
-    divide_rows(warp_layout, row_bytes, kVectorBytes, false);
+    divide_rows(warp_layout, row_bytes, HtWire::kRows);
     return warp_layout;
 }
 
@@ -302,13 +296,10 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     args.warp_layout = common.expert_major  ? summing_warps(group, common, args.row_bytes, args.wire, weight_warps)
                        : common.has_windows ? reading_warps(group, args.row_bytes, args.with_weights)
                                             : warp_layout_for(group, returning_warps(common, chunk, weight_warps), 0);
-    args.wire_bytes = args.row_bytes + args.behind_bytes;
-    uint32_t tail_bytes = 0;
-    if (args.wire == HtWire::kMxfp8 && args.row_bytes > 0) {
-        const uint32_t part = args.warp_layout.quantised_bytes() / dtype_bytes(DType::kBf16);
-        args.wire_bytes = mxfp8_wire_bytes(args.row_bytes / dtype_bytes(DType::kBf16), part);
-        if (args.warp_layout.summers == 0) tail_bytes = mxfp8_part_bytes(part);
-    }
+    const uint32_t quantised = args.warp_layout.quantised_bytes();
+    args.wire_bytes = wire_bytes(args.wire, args.row_bytes, quantised) + args.behind_bytes;
+    args.wire_part = wire_bytes(args.wire, args.warp_layout.chunk_bytes, quantised);
+    const uint32_t tail_bytes = is_quantised(args.wire) && args.warp_layout.summers == 0 ? args.wire_part : 0;
     args.rows = slots_of_rows(group, common, args.wire_bytes, common.expert_major);
     args.gin_rows = gin_slots_of_rows(group, common, args.wire_bytes);
     args.weight_slots = slots_of_weights(common);

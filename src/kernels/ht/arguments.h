@@ -4,17 +4,15 @@
 
 #include <type_traits>
 
-#include "device/numeric.h"
 #include "device/peer_map.h"
-#include "device/row_stage.h"
 #include "device/wait.h"
 #include "kernels/agreement.h"
 #include "kernels/elastic.h"
 #include "kernels/ht/outbox.h"
 #include "kernels/ht/phases.h"
+#include "kernels/ht/recipes.h"
 #include "kernels/reach.h"
 #include "kernels/wait_steps.h"
-#include "nccl_ep/ep_enums.h"
 
 namespace crossdock {
 
@@ -215,7 +213,7 @@ struct HtWarpLayout {
         const uint32_t most = producers > consumers ? producers : consumers;
         return most < 2 || (summers > 0 && producers == pipeline()) ? 2 : most;
     }
-    // MXFP8: bytes of a row that are a part of the wire's row (mxfp8.h).
+    // Bytes of a row that are in wire form for themselves (recipes.h).
     CROSSDOCK_HOST_DEVICE constexpr uint32_t quantised_bytes() const {
         return summers > 0 ? summed_bytes : chunk_bytes;
     }
@@ -259,13 +257,6 @@ struct HtElasticDispatchArgs : HtDispatchArgs {
     ElasticDispatchArgs elastic;
 };
 
-// The rows that a combine sends: unchanged, or quantised bf16 rows (mxfp8.h; expert-major, one team).
-enum class HtWire : uint32_t { kRows, kMxfp8 };
-
-constexpr HtWire ht_wire_of(ncclEpCombQuant_t recipe) {
-    return recipe == NCCL_EP_COMB_QUANT_MXFP8 ? HtWire::kMxfp8 : HtWire::kRows;
-}
-
 struct HtCombineArgs {
     HtCommon common;
     HtWarpLayout warp_layout;
@@ -276,6 +267,7 @@ struct HtCombineArgs {
     DType dtype;
     HtWire wire;
     uint32_t wire_bytes;    // of a row and what travels behind it
+    uint32_t wire_part;     // of a stage's part of a row
     uint32_t behind_bytes;  // elastic: of weights by column
     bool with_weights;      // backward: also sends gradients of weights
 

@@ -110,11 +110,7 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const Args& args, const Operatio
     ctx.enter(Phase::kCombineAdd);
     if (token < c.num_tokens) {
         std::byte* const out = args.out_tokens + uint64_t{token} * args.row_bytes;
-        if constexpr (kWire == HtWire::kMxfp8) {
-            sum_mxfp8_rows(ctx, plan.rows, num, args.row_bytes / 2, args.warp_layout.quantised_bytes() / 2, out);
-        } else {
-            sum_rows<kDType>(ctx, PointerSummands{plan.rows, num}, 0, args.row_bytes / dtype_bytes(kDType), out);
-        }
+        sum_wire_rows<kWire, kDType>(ctx, plan.rows, num, args.row_bytes, args.warp_layout.quantised_bytes(), out);
         if constexpr (kIsElastic<Args>) collect_words(ctx, args, plan, first, num, token);
     }
     ctx.warp_sync();
@@ -192,7 +188,7 @@ CROSSDOCK_DEVICE void wait_until_all_have_read(const Ctx& ctx, const HtCommon& c
 
 template <DType kDType, HtWire kWire = HtWire::kRows, typename Args>
 CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const Args& args) {
-    static_assert(kWire == HtWire::kRows || kDType == DType::kBf16, "quantised rows are bf16 before and after");
+    static_assert(!is_quantised(kWire) || kDType == DType::kBf16, "quantised rows are bf16 before and after");
     const HtCommon& c = args.common;
     if (args.warp_layout.summers > 0) {
         SumPipeline<kDType, kWire, Args>::init(ctx, args);

@@ -3,7 +3,6 @@
 // expert-major rows of one token summed. Not used for source ranks that read the rows in place.
 #pragma once
 
-#include "device/mxfp8.h"
 #include "device/sum_rows.h"
 #include "kernels/ht/flags.h"
 #include "kernels/ht/row_batches.h"
@@ -187,21 +186,15 @@ class SumReturner {
         ctx.warp_sync();
         ctx.enter(Phase::kCombineSum);
         sum_rows<kDType>(ctx, summands, first / dtype_bytes(kDType), bytes / dtype_bytes(kDType), stage.data() - first);
-        if constexpr (kWire == HtWire::kMxfp8)
-            quantise_mxfp8(ctx, stage.data(), bytes / 2, stage.data() + args_.warp_layout.chunk_bytes,
-                           stage.data() + args_.warp_layout.chunk_bytes + bytes / 2);
+        const uint32_t chunk = args_.warp_layout.chunk_bytes;
+        const uint32_t at = quantise_part<kWire>(ctx, stage.data(), bytes, chunk);
         stage.filled();
         ctx.warp_sync();
         ctx.enter(Phase::kCombineStore);
         const RowStage::Lead lead(ctx);
         if (!lead) return;
-        if (packet != nullptr) {
-            if constexpr (kWire == HtWire::kMxfp8) {
-                stage.store(ctx, packet, args_.warp_layout.chunk_bytes, args_.wire_bytes, true);
-            } else {
-                stage.store(ctx, packet + first, 0, bytes, true);
-            }
-        }
+        if (packet != nullptr)
+            stage.store(ctx, packet + first / chunk * args_.wire_part, at, wire_bytes(kWire, bytes), true);
         RowStage::end_group(ctx);
     }
 

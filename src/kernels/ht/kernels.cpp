@@ -17,11 +17,8 @@ static void run_on_cpu(HtDispatch, cpu::Executor& executor, const HtDispatchArgs
 }
 
 static void run_on_cpu(HtCombine, cpu::Executor& executor, const HtCombineArgs& args, const LaunchShape& shape) {
-    if (args.wire == HtWire::kMxfp8) {
-        return executor.run(shape, [&](cpu::Warp& warp) { ht_combine<DType::kBf16, HtWire::kMxfp8>(Ctx(warp), args); });
-    }
-    with_dtype(args.dtype, [&]<DType kDType>() {
-        executor.run(shape, [&](cpu::Warp& warp) { ht_combine<kDType>(Ctx(warp), args); });
+    with_wire(args.dtype, args.wire, [&]<DType kDType, HtWire kWire>() {
+        executor.run(shape, [&](cpu::Warp& warp) { ht_combine<kDType, kWire>(Ctx(warp), args); });
     });
 }
 

@@ -39,16 +39,10 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     in_used_blocks(args.common, [&](const Ctx& ctx) { ht_dispatch(ctx, args); });
 }
 
-template <DType kDType, Peers>
+template <DType kDType, HtWire kWire, Peers>
 __global__ void __launch_bounds__(kMostThreads, 1)
     crossdock_ht_combine_kernel(const __grid_constant__ HtCombineArgs args) {
-    in_used_blocks(args.common, [&](const Ctx& ctx) { ht_combine<kDType>(ctx, args); });
-}
-
-template <Peers>
-__global__ void __launch_bounds__(kMostThreads, 1)
-    crossdock_ht_combine_mxfp8(const __grid_constant__ HtCombineArgs args) {
-    in_used_blocks(args.common, [&](const Ctx& ctx) { ht_combine<DType::kBf16, HtWire::kMxfp8>(ctx, args); });
+    in_used_blocks(args.common, [&](const Ctx& ctx) { ht_combine<kDType, kWire>(ctx, args); });
 }
 
 template <Peers>
@@ -63,12 +57,6 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     in_used_blocks(args.common, [&](const Ctx& ctx) { ht_combine<kDType>(ctx, args); });
 }
 
-// A template, so that code for GIN peers does not name a kernel that it lacks.
-template <Peers kReached>
-void launch_mxfp8_combine(const HtCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-    cuda::launch<crossdock_ht_combine_mxfp8<kReached>>(args, shape, stream, HtCombine::kName);
-}
-
 }  // namespace
 
 static void launch_on_gpu(HtUpdate, const HtUpdateArgs& args, const LaunchShape& shape, cudaStream_t stream) {
@@ -80,11 +68,9 @@ static void launch_on_gpu(HtDispatch, const HtDispatchArgs& args, const LaunchSh
 }
 
 static void launch_on_gpu(HtCombine, const HtCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-    if constexpr (!kHasGinPeers) {  // core refuses the others
-        if (args.wire == HtWire::kMxfp8) return launch_mxfp8_combine<kPeers>(args, shape, stream);
-    }
-    with_dtype(args.dtype, [&]<DType kDType>() {
-        cuda::launch<crossdock_ht_combine_kernel<kDType, kPeers>>(args, shape, stream, HtCombine::kName);
+    with_wire(args.dtype, args.wire, [&]<DType kDType, HtWire kWire>() {
+        if constexpr (!kHasGinPeers || !is_quantised(kWire))  // core refuses the others
+            cuda::launch<crossdock_ht_combine_kernel<kDType, kWire, kPeers>>(args, shape, stream, HtCombine::kName);
     });
 }
 

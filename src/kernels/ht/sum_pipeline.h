@@ -279,7 +279,7 @@ class SumPipeline {
     CROSSDOCK_DEVICE void sum(const Ctx& ctx, uint32_t first, uint32_t bytes) {
         wait_loaded(ctx);
         const uint32_t summands = part_.head().row.num_slots;
-        if (summands != 1 || is_local_ || kWire == HtWire::kMxfp8) {
+        if (summands != 1 || is_local_ || is_quantised(kWire)) {
             PartSum<kDType> result;
             uint32_t left = summands;
             CROSSDOCK_ROLLED
@@ -298,42 +298,11 @@ class SumPipeline {
             } else if (left == 1) {
                 result.add(ctx, {summand_.data() + first}, bytes);
             }
-            if constexpr (kWire == HtWire::kMxfp8) {
-                store_quantised(ctx, result, first, bytes);
-            } else {
-                result.store(ctx, summand_.data() + first, bytes);
-            }
+            store_share<kWire>(ctx, result, summand_.data() + first, bytes);
             summand_.stage_at(summand_.at()).filled();
         }
         ctx.warp_sync();
         if (is_leader(ctx)) BlockBarrier(part_.head().summed).arrive(ctx);
-    }
-
-    // A summer's share of a part is a part of the wire's row. It takes the place of the summands' bytes.
-    CROSSDOCK_DEVICE void store_quantised(const Ctx& ctx, const PartSum<kDType>& sum, uint32_t first,
-                                          uint32_t bytes) const {
-        std::byte* const payload = summand_.data() + first;
-        std::byte* const scales = payload + bytes / 2;
-        ctx.warp_sync();  // all lanes have read their summands
-        CROSSDOCK_UNROLL
-        for (uint32_t v = 0; v < PartSum<kDType>::kVectors; v += kMxfp8Vectors) {
-            Bytes16 vectors[kMxfp8Vectors];
-            CROSSDOCK_UNROLL
-            for (uint32_t i = 0; i < kMxfp8Vectors; ++i) vectors[i] = sum.packed(v + i);
-            const uint32_t element = PartSum<kDType>::place(ctx, v) / 2;
-            quantise_mxfp8(ctx, vectors, 2 * element < bytes, payload + element, scales + element / kMxfp8Block);
-        }
-    }
-    // The leader. The summers' shares of a part.
-    CROSSDOCK_DEVICE void send_quantised(const Ctx& ctx, const RowStage& from, std::byte* packet, uint32_t i) const {
-        const uint32_t share = args_.warp_layout.summed_bytes;
-        packet += i * args_.warp_layout.summers * mxfp8_part_bytes(share / 2);
-        const uint32_t end = part_bytes(i);
-        CROSSDOCK_ROLLED
-        for (uint32_t first = 0; first < end; first += share, packet += mxfp8_part_bytes(share / 2)) {
-            const uint32_t bytes = end - first < share ? end - first : share;
-            from.store(ctx, packet, first, mxfp8_part_bytes(bytes / 2), true);
-        }
     }
 
     // The next summand, which has been loaded, and the one after it, where summand_ then is. Returns the first one's
@@ -376,13 +345,9 @@ class SumPipeline {
                     const RowStage from = part_.stage_at(last_stage);
                     std::byte* const to = is_local_ ? args_.out_tokens + uint64_t{row.number} * args_.row_bytes
                                                     : returns.packet_of(ctx, row);
-                    if (may_send) {
-                        if constexpr (kWire == HtWire::kMxfp8) {
-                            send_quantised(ctx, from, to, i);
-                        } else {
-                            from.store(ctx, to + i * args_.warp_layout.chunk_bytes, 0, part_bytes(i), !is_local_);
-                        }
-                    }
+                    if (may_send)
+                        send_shares<kWire>(ctx, from, to + i * args_.wire_part, part_bytes(i),
+                                           args_.warp_layout.summed_bytes, !is_local_);
                     RowStage::end_group(ctx);
                     from.wait_reusable(ctx);
                     BlockBarrier(part_.head_at(last_stage).free).arrive(ctx, args_.warp_layout.summers);
