@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # nvcc_report.sh COMPILER ARGUMENTS... -o OBJECT ...
 # Compiles, and keeps for ./dev resources what ptxas says of each kernel's resources in OBJECT.ptxas, and the machine code
-# for each GPU in OBJECT.cubins.
+# for each GPU in OBJECT.cubins. OBJECT.times has the processor time that it took.
 set -uo pipefail
 object=''
 for ((i = 1; i < $#; ++i)); do
@@ -15,6 +15,7 @@ rm -rf "$object.cubins"
 mkdir -p "$object.cubins"
 said=$("$@" -Xptxas -v --keep --keep-dir "$object.cubins" 2>&1)
 status=$?
+times >"$object.times"
 find "$object.cubins" -type f ! -name '*.cubin' -delete
 is_report='^ptxas info|^ +[0-9]+ bytes stack frame'
 grep -E "$is_report" <<<"$said" >"$object.ptxas"

@@ -6,7 +6,10 @@
 
 Reads what tools/nvcc_report.sh kept when the library's .cu files were compiled in that CUDA build. A register more can
 halve the blocks of an SM, and a spill costs bandwidth, so a change is to be seen in review and not in a profile. A
-build for some of the GPUs in the table is compared with their rows."""
+build for some of the GPUs in the table is compared with their rows.
+
+All kernels together have a budget (BUDGET): a variant that is compiled for a special case costs every user who builds,
+downloads or loads the library. Whoever needs more raises it, and says why in the commit."""
 
 import difflib
 import json
@@ -20,8 +23,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TABLE = ROOT / "src/kernels/resources.txt"
 COLUMNS = ("kernel", "GPU", "registers", "static shared", "stack", "spill stores", "spill loads", "code", "rare code")
 # Kernels of some microseconds wait for every line of their machine code, so theirs is counted, on this GPU.
-COUNTED, COUNTED_GPU = "src/kernels/ll/kernels.cu", "sm_90"
+COUNTED, COUNTED_GPU = ROOT / "src/kernels/ll", "sm_90"
 GIN = "-DCROSSDOCK_GIN_PEERS"  # not in the variant for GIN peers
+# For each GPU: kernels, KiB of their machine code, and seconds of processor time to compile the slowest file.
+BUDGET = (100, 9000, 120)
 # Of a kernel's name; variants for LSA peers only are not marked.
 # Of an LL kernel's config (kernels/ll/variants.h): a word for each value of its first members.
 HALVES, ORDERS = {"1": "send", "2": "receive", "3": "both"}, {"0": "by rank", "1": "by expert"}
@@ -43,6 +48,8 @@ WORDS = {
     "<(Peers)0>": "",
     ", (Peers)0": "",
     "(Peers)1": "GIN",
+    ", (HtWire)0": "",
+    "(HtWire)1": "MXFP8",
     ">>": "> >",
 }
 
@@ -113,6 +120,17 @@ def rows_of(report, code):
         )
 
 
+def used_of(files, num_gpus):
+    """Of the compiled files: KiB of machine code and seconds for the slowest, each for one of the GPUs."""
+    code = 0
+    for cubin in (cubin for kept in files for cubin in kept.with_name(kept.name + ".cubins").glob("*.cubin")):
+        sections = subprocess.run(["readelf", "-SW", cubin], capture_output=True, text=True, check=True).stdout
+        code += sum(int(size, 16) for size in re.findall(r"\.text\.\S+ +PROGBITS +\w+ +\w+ +(\w+)", sections))
+    times = [kept.with_name(kept.name + ".times").read_text().splitlines()[1] for kept in files]
+    seconds = [sum(60 * int(m) + float(s) for m, s in re.findall(r"(\d+)m([\d.]+)s", line)) for line in times]
+    return round(code / 1024 / num_gpus), round(max(seconds) / num_gpus)
+
+
 def lines_of(rows):
     cells = [COLUMNS] + rows
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -127,14 +145,15 @@ def main():
     build, update = pathlib.Path(sys.argv[1]), sys.argv[2:] == ["--update"]
     if sys.argv[2:] and not update:
         sys.exit(f"{sys.argv[0]}: the only option is --update, not '{' '.join(sys.argv[2:])}'")
-    reports, nvcc = [], None
+    reports, compiled, nvcc = [], [], None
     for unit in json.loads((build / "compile_commands.json").read_text()):
         if unit["file"].endswith(".cu") and pathlib.Path(unit["file"]).is_relative_to(ROOT / "src"):
             command = shlex.split(unit["command"])
             nvcc = next(word for word in command if pathlib.Path(word).name == "nvcc")
-            is_counted = unit["file"].endswith(COUNTED) and GIN not in command
+            is_counted = pathlib.Path(unit["file"]).parent == COUNTED and GIN not in command
             kept = build / command[command.index("-o") + 1]
             code = code_of(kept.with_name(kept.name + ".cubins")) if is_counted else {}
+            compiled.append(kept)
             reports.append((kept.with_name(kept.name + ".ptxas").read_text(), code))
     version = nvcc_version(nvcc)
     title = f"# ./dev resources --update (nvcc {version}, bytes where it is not registers)"
@@ -160,6 +179,12 @@ def main():
                 )
             )
             sys.exit(f"{TABLE.relative_to(ROOT)} differs: if that is meant, ./dev resources --update and commit it")
+
+    used = (round(len(rows) / len(gpus)), *used_of(compiled, len(gpus)))
+    parts = zip(used, BUDGET, ("kernels", "KiB of machine code", "s for the slowest file"), strict=True)
+    print("each GPU: " + ", ".join(f"{have} {what} (budget: {most})" for have, most, what in parts))
+    if any(have > most for have, most in zip(used, BUDGET, strict=True)):
+        sys.exit("the kernels take more than their budget: tools/resources.py, BUDGET")
 
 
 main()
