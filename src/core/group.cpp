@@ -107,9 +107,12 @@ void Group::destroy() noexcept {
         DeviceScope scope(device);
         device.synchronize_device();
 #if defined(CROSSDOCK_TIMELINE)
-        if (order_ != nullptr)
-            config_.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT ? cuda::write_phases(rank())
-                                                              : cuda::write_timeline(rank());
+        if (order_ != nullptr && config_.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT) {
+            cuda::write_phases(rank());
+        } else if (order_ != nullptr) {
+            cuda::write_dispatch_times(rank());
+            cuda::write_combine_times(rank());
+        }
 #endif
         // Peers may still write into this rank's arena until they have drained as well. Whoever has interrupted this
         // rank does not wait for them either.

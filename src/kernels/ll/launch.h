@@ -9,6 +9,8 @@
 
 namespace crossdock {
 
+inline constexpr int kMostLlThreads = 512;  // of a block
+
 struct LlDispatch {
     using Args = LlDispatchArgs;
     static constexpr const char* kName = "LL dispatch";
@@ -35,9 +37,10 @@ struct LlSources {
 };
 
 namespace cuda {
-// In builds with CROSSDOCK_TIMELINE: writes the steps of the current device's latest kernels, except those with GIN
-// peers.
-void write_timeline(int rank);
+// In builds with CROSSDOCK_TIMELINE: write the steps of the current device's latest kernels, except those with GIN
+// peers, into one file; in this order.
+void write_dispatch_times(int rank);
+void write_combine_times(int rank);
 }  // namespace cuda
 
 }  // namespace crossdock

@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The low-latency kernels on CPUs. Compiled twice (platform.h: Peers).
+// The low-latency combine on CPUs, and the short kernels beside it and the dispatch. Compiled twice (platform.h:
+// Peers).
 #include "kernels/ll/combine_receive.h"
-#include "kernels/ll/dispatch_receive.h"
 #include "kernels/ll/launch.h"
 #include "kernels/ll/variants.h"
 #include "runtime/cpu/launch.h"
 
 namespace crossdock {
-
-static void run_on_cpu(LlDispatch, cpu::Executor& executor, const LlDispatchArgs& args, const LaunchShape& shape) {
-    with_dispatch_variant(
-        args, [&](const auto& known) { executor.run(shape, [&](cpu::Warp& warp) { ll_dispatch(Ctx(warp), known); }); });
-}
 
 // Rows may have both forms (the arena has room for few LL128 rows), so there is one kernel for both.
 static void run_on_cpu(LlCombine, cpu::Executor& executor, const LlCombineArgs& args, const LaunchShape& shape) {
@@ -24,7 +19,6 @@ static void run_on_cpu(LlMaskClean, cpu::Executor& executor, const LlMaskCleanAr
     executor.run(shape, [&](cpu::Warp& warp) { ll_mask_clean(Ctx(warp), args); });
 }
 
-template struct OnCpu<LlDispatch, kPeers>;
 template struct OnCpu<LlCombine, kPeers>;
 template struct OnCpu<LlMaskClean, kPeers>;
 
