@@ -83,8 +83,8 @@ struct LlCombineConfig {
     uint32_t halves;
     By order;
     LlCombineWire wire;
-    // Masks are an argument of dispatches, where they cost nothing. A combine that looks at them has fewer registers
-    // left for its sums.
+    // Masks are an argument of dispatches and of send halves, where they cost nothing. A combine that looks at them has
+    // fewer registers left for its sums.
     bool masks;
     bool own_rows_stay = false;  // only if both halves run (core/ll/plan.cpp)
     bool is_elastic = false;
@@ -101,7 +101,7 @@ struct LlCombineConfig {
         return {c.halves,
                 c.expert_major && !receives_sums ? By::kExpert : By::kRank,
                 receives_sums ? LlCombineWire::kRows : args.wire,
-                c.scope.masking != 0,
+                c.scope.masking != 0 && c.halves != kSendHalf,
                 args.own_rows_stay,
                 args.is_elastic,
                 args.dtype,
@@ -126,9 +126,6 @@ inline constexpr LlCombineConfig kCombineKernels[] = {
     {kBothHalves, By::kExpert, LlCombineWire::kRows, true},
     {kBothHalves, By::kExpert, LlCombineWire::kRows, true, true},
     {kBothHalves, By::kExpert, LlCombineWire::kSums, true},
-    {kSendHalf, By::kRank, LlCombineWire::kRows, true},
-    {kSendHalf, By::kExpert, LlCombineWire::kRows, true},
-    {kSendHalf, By::kExpert, LlCombineWire::kSums, true},
     {kReceiveHalf, By::kRank, LlCombineWire::kRows, true},
     {kReceiveHalf, By::kExpert, LlCombineWire::kRows, true},
     // DeepEP's ElasticBuffer.
@@ -172,7 +169,9 @@ struct KnownScope : WaitScope {
     static constexpr uint32_t masking = kMasks ? 1 : 0;
 };
 template <LlCombineConfig kConfig>
-struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<kConfig, kTopkOfCombine, KnownScope<kConfig.masks>>> {
+using ScopeOf = std::conditional_t<kConfig.halves == kSendHalf, WaitScope, KnownScope<kConfig.masks>>;
+template <LlCombineConfig kConfig>
+struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<kConfig, kTopkOfCombine, ScopeOf<kConfig>>> {
     static constexpr uint32_t kRowsAtOnce = kConfig.own_rows_stay && kConfig.order == By::kExpert ? 8 : 4;
     static constexpr bool is_elastic = kConfig.is_elastic;
     static constexpr DType dtype = kConfig.dtype;
