@@ -5,8 +5,8 @@
 // to store it at its target.
 //
 // Expert-major, a sum is a row that returns to its source rank, and its summands lie in this rank's tensor. A single
-// summand is not changed, unless rows are quantised: its source rank adds it to 0 like all others. Flat, a sum is one of
-// this rank's own tokens, and its summands lie in windows.
+// summand is not changed, unless rows are quantised: its source rank adds it to 0 like all others. Flat, a sum is one
+// of this rank's own tokens, and its summands lie in windows.
 #pragma once
 
 #include "device/block_barrier.h"

@@ -7,9 +7,11 @@
 
 #include "kernels/ll/combine_receive.h"
 #include "kernels/ll/launch.h"
-#include "kernels/ll/timeline_file.cuh"
 #include "kernels/ll/variants.h"
 #include "runtime/cuda/launch.cuh"
+#if defined(CROSSDOCK_TIMELINE) && !defined(CROSSDOCK_GIN_PEERS)
+#include "kernels/ll/timeline_file.cuh"
+#endif
 
 namespace crossdock {
 namespace {

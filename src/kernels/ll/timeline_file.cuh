@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// In builds with CROSSDOCK_TIMELINE: writes the steps of the current device's latest kernel of a compiled file, except
-// those with GIN peers (CONTRIBUTING.md says how to draw them).
+// Only for builds with CROSSDOCK_TIMELINE: writes the steps of the current device's latest kernel of a compiled file,
+// except those with GIN peers (CONTRIBUTING.md says how to draw them).
 #pragma once
 
-#if defined(CROSSDOCK_TIMELINE) && !defined(CROSSDOCK_GIN_PEERS)
 #include <cuda_runtime.h>
 
 #include <cstdlib>
@@ -52,4 +51,3 @@ void write_steps(int rank, const char* kernel, Step begin, const auto& names, st
 
 }  // namespace
 }  // namespace crossdock
-#endif
