@@ -126,9 +126,10 @@ def used_of(files, num_gpus):
     for cubin in (cubin for kept in files for cubin in kept.with_name(kept.name + ".cubins").glob("*.cubin")):
         sections = subprocess.run(["readelf", "-SW", cubin], capture_output=True, text=True, check=True).stdout
         code += sum(int(size, 16) for size in re.findall(r"\.text\.\S+ +PROGBITS +\w+ +\w+ +(\w+)", sections))
-    times = [kept.with_name(kept.name + ".times").read_text().splitlines()[1] for kept in files]
-    seconds = [sum(60 * int(m) + float(s) for m, s in re.findall(r"(\d+)m([\d.]+)s", line)) for line in times]
-    return round(code / 1024 / num_gpus), round(max(seconds) / num_gpus)
+    times = [kept.with_name(kept.name + ".times") for kept in files]
+    lines = [path.read_text().splitlines()[1] for path in times if path.exists()]  # not after an older nvcc_report.sh
+    seconds = [sum(60 * int(m) + float(s) for m, s in re.findall(r"(\d+)m([\d.]+)s", line)) for line in lines]
+    return round(code / 1024 / num_gpus), round(max(seconds, default=0) / num_gpus)
 
 
 def lines_of(rows):
