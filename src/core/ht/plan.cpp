@@ -169,7 +169,7 @@ uint32_t summers_for(uint32_t row_bytes) {
     return kGpuSummers + (fits_then ? 1 : 0);
 }
 
-// Quantised: the shares of a row are equal but for the last.
+// Into parts of rows and summers' shares of a part. Shares that are quantised are all equal but for a row's last.
 void divide_rows(HtWarpLayout& warp_layout, uint32_t row_bytes, HtWire wire) {
     if (warp_layout.summers == 0) return;
     const uint32_t granule = wire_granule(wire);

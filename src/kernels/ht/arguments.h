@@ -213,7 +213,7 @@ struct HtWarpLayout {
         const uint32_t most = producers > consumers ? producers : consumers;
         return most < 2 || (summers > 0 && producers == pipeline()) ? 2 : most;
     }
-    // Bytes of a row that are in wire form for themselves (recipes.h).
+    // The pieces in which a row is quantised (recipes.h).
     CROSSDOCK_HOST_DEVICE constexpr uint32_t quantised_bytes() const {
         return summers > 0 ? summed_bytes : chunk_bytes;
     }

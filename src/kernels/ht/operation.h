@@ -431,8 +431,8 @@ struct HtPlan {
     }
 };
 
-// Bit number n of those that are set, from the lowest on.
-CROSSDOCK_DEVICE uint32_t set_bit(uint64_t bits, uint32_t n) {
+// The place of one number n, counted from 0 and from the lowest on.
+CROSSDOCK_DEVICE uint32_t nth_one(uint64_t bits, uint32_t n) {
     CROSSDOCK_ROLLED
     for (; n > 0; --n) bits &= bits - 1;
     return lowest_one(bits);
@@ -445,7 +445,7 @@ CROSSDOCK_DEVICE bool find_expert(const HtCommon& c, const uint64_t* bitmap, uin
         const uint64_t bits = bitmap[w];
         const uint32_t num = number_of_ones(bits);
         if (n < num) {
-            expert = 64 * w + set_bit(bits, n);
+            expert = 64 * w + nth_one(bits, n);
             return true;
         }
         n -= num;

@@ -2,9 +2,10 @@
 // The quantisation recipes of HT's combine: the forms in which its rows travel. What callers pass for each:
 // core/recipes.h. How to add one: CONTRIBUTING.md. A dispatch sends rows as they are.
 //
-// A block sends a row in parts. On GPUs a pipeline's summers each have a share of a part in registers (PartSum), and
-// each share is in wire form for itself. On CPUs one warp sums a part in a stage, and the part is in wire form as a
-// whole. So a part of the wire's row is `quantised_bytes` (HtWarpLayout) of the row; the last one may be shorter.
+// A row is quantised in pieces of `quantised_bytes` (HtWarpLayout; the last may be shorter), one after the other in the
+// packet. Who sums decides how large they are:
+// - A pipeline (GPUs): each summer has its share of a part of the row in registers (PartSum). A share is a piece.
+// - One warp (CPUs): it sums a part of the row in a stage. The part is a piece.
 #pragma once
 
 #include "device/mxfp8.h"
@@ -33,7 +34,7 @@ void with_wire(DType dtype, HtWire wire, Run run) {
     }
 }
 
-// Bytes of a row that are in wire form for themselves are a multiple of this.
+// A piece, in bytes of the row, is a multiple of this.
 constexpr uint32_t wire_granule(HtWire wire) {
     switch (wire) {
         case HtWire::kRows:
@@ -44,7 +45,7 @@ constexpr uint32_t wire_granule(HtWire wire) {
     return 16;
 }
 
-// The bytes in wire form of such bytes, a multiple of 16; and of a row, of which quantised_bytes at a time are such.
+// What a piece of so many bytes takes on the wire, a multiple of 16.
 CROSSDOCK_HOST_DEVICE constexpr uint32_t wire_bytes(HtWire wire, uint32_t bytes) {
     switch (wire) {
         case HtWire::kRows:
@@ -54,6 +55,7 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t wire_bytes(HtWire wire, uint32_t bytes)
     }
     return bytes;
 }
+// The same of a row, or of a part of one.
 constexpr uint32_t wire_bytes(HtWire wire, uint32_t bytes, uint32_t quantised_bytes) {
     if (quantised_bytes == 0) return 0;
     return bytes / quantised_bytes * wire_bytes(wire, quantised_bytes) + wire_bytes(wire, bytes % quantised_bytes);
@@ -61,7 +63,7 @@ constexpr uint32_t wire_bytes(HtWire wire, uint32_t bytes, uint32_t quantised_by
 
 namespace {
 
-// One warp. A share of a sum in wire form, in the place of the share of the last summand.
+// One warp. Stores its share of a sum in wire form, where that share of the last summand was.
 template <HtWire kWire, DType kDType>
 CROSSDOCK_DEVICE void store_share(const Ctx& ctx, const PartSum<kDType>& sum, std::byte* share, uint32_t bytes) {
     if constexpr (kWire == HtWire::kMxfp8) {
