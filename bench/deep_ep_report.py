@@ -16,7 +16,8 @@ RESULTS = Path(__file__).resolve().parent / "results" / "deep_ep.jsonl"
 # Metrics of a result, each a spread in us, and what they are called.
 METRICS = {
     "device_us": "graph",  # an operation in a CUDA graph
-    "time_us": "latency",  # one call
+    "queued_us": "queued",  # one call, its host's time not counted
+    "time_us": "latency",  # one call on an idle stream
     "eager_us": "eager",  # a call among calls that follow each other
     "span_us": "span",  # of earlier measurements of DeepEP: from the first kernel's start to the last one's end
     "kernel_us": "kernel",  # the same: kernels' own time

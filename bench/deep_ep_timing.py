@@ -20,6 +20,7 @@ GRAPH_OPERATIONS = 10  # of a captured graph
 REPLAYS = 10  # of a sample
 EAGER_CALLS = 50  # of a sample
 LEAD_NS = 300_000  # from the ranks' agreement on a start to the start
+BUSY_CYCLES = 1_000_000  # of the GPU's clock, about 0.5 ms, in which the host calls an operation and is done
 
 
 class Team:
@@ -56,12 +57,28 @@ class Clock:
     def __init__(self, team: Team, device: torch.device, repetitions: int) -> None:
         self.team, self.repetitions = team, repetitions
         self.is_gpu = device.type == "cuda"
+        self._together = torch.zeros(1, device=device)
 
     def latency(self, work: Work) -> dict[str, float]:
         """Of one call on an idle stream, from event to event; on CPUs from its start to its return."""
         for _ in range(WARMUPS):
             work()
         return self._slowest(lambda: self._call_us(work))
+
+    def queued(self, work: Work) -> dict[str, float]:
+        """Of one call whose kernels wait on the stream behind other work, so that the host's time does not count.
+
+        That work ends with an all-reduce, so that ranks start within some microseconds.
+        """
+        for _ in range(WARMUPS):
+            work()
+
+        def call() -> float:
+            torch.cuda._sleep(BUSY_CYCLES)
+            dist.all_reduce(self._together)
+            return self._call_us(work)
+
+        return self._slowest(call)
 
     def eager(self, work: Work) -> dict[str, float]:
         """Of one call among many that follow each other, by the host's clock, until the device is idle."""
