@@ -20,8 +20,11 @@ constexpr uint64_t kLongestTimeoutNs = uint64_t{1}
                                        << 48;  // three days; deadlines are sums of a clock and this times ranks
 
 // HT's defaults.
-constexpr uint32_t kHtSms = 32;      // expert-major: rows are copied to their experts' places, and summed from there
+constexpr uint32_t kHtSms = 64;      // expert-major: rows are copied to their experts' places, and summed from there
 constexpr uint32_t kHtFlatSms = 24;  // of dispatch, and of combine; docs/performance.md has the curves
+// Expert-major with more than kFewRanks ranks: a row has fewer copies, and rings of more blocks take more memory.
+constexpr uint32_t kHtSmsOfManyRanks = 32;
+constexpr uint32_t kFewRanks = 8;
 constexpr uint32_t kHtUpdateSms = 64;
 
 // So that products of these numbers fit into 64 bits. Far larger than any model needs.
@@ -178,8 +181,9 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
         return resolve_sms(environment.combine_sms, environment.comm_sms, given.combine_num_sms, given.max_num_sms,
                            preset, device_sms);
     };
-    config.dispatch_sms = dispatch_sms(is_ht ? kHtSms : device_sms);
-    config.combine_sms = combine_sms(is_ht ? kHtSms : device_sms);
+    const uint32_t ht_sms = num_ranks <= kFewRanks ? kHtSms : kHtSmsOfManyRanks;
+    config.dispatch_sms = dispatch_sms(is_ht ? ht_sms : device_sms);
+    config.combine_sms = combine_sms(is_ht ? ht_sms : device_sms);
     config.flat_dispatch_sms = dispatch_sms(kHtFlatSms);
     config.flat_combine_sms = combine_sms(kHtFlatSms);
     config.most_dispatch_sms = dispatch_sms(device_sms);

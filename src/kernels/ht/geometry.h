@@ -22,9 +22,16 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t num_chunks(uint32_t tokens) {
     return (tokens + kChunkTokens - 1) / kChunkTokens;
 }
 
+// The most rows of a token that so many experts can have.
+CROSSDOCK_HOST_DEVICE constexpr uint32_t rows_of_token(uint32_t topk, uint32_t experts) {
+    return topk < experts ? topk : experts;
+}
+// Behind the rows of a packet of HtWire::kChoices: how many there are.
+inline constexpr uint32_t kRowCountBytes = 16;
+
 // A row's weights in a packet: room for the most that one rank can have, in stores of 16 bytes.
 CROSSDOCK_HOST_DEVICE constexpr uint32_t weights_per_row(uint32_t topk, uint32_t experts_per_rank) {
-    return static_cast<uint32_t>(align_up(topk < experts_per_rank ? topk : experts_per_rank, 4));
+    return static_cast<uint32_t>(align_up(rows_of_token(topk, experts_per_rank), 4));
 }
 
 // What an elastic dispatch sends of a token's routing: ids and weights by column (elastic_words.h).
@@ -45,16 +52,18 @@ struct HtGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t num_rings() const { return uint64_t{num_ranks} * channels; }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t most_rings() const { return uint64_t{num_ranks} * most_channels; }
 
-    // The same memory for operations of so many blocks. Up to `channels` nothing changes, so that each ring stays that
-    // of one sender. More blocks have more and smaller rings in the same bytes: every block waits until all ranks have
-    // entered before it writes, so nobody reads the rings of the operation before by then.
+    // The same memory for operations of so many blocks: fewer blocks have fewer and larger rings in the same bytes, more
+    // blocks more and smaller ones. Every block waits until all ranks have entered before it writes, so nobody reads
+    // the rings of the operation before by then. Not where each ring must stay that of one sender: there operations
+    // cannot have more blocks either.
     constexpr HtGeometry with_channels(uint32_t number) const {
+        constexpr uint64_t kMostRingBytes = INT32_MAX / 128 * 128;
         HtGeometry geometry = *this;
-        if (number <= channels) return geometry;
+        if (number == channels || most_channels == channels) return geometry;
         geometry.channels = number;
         const uint64_t each = rings_bytes / geometry.num_rings();
         const uint64_t room = (each < kWeightRingBytes ? 0 : each - kWeightRingBytes) / 128 * 128;
-        geometry.ring_bytes = room < ring_bytes ? static_cast<uint32_t>(room) : ring_bytes;
+        geometry.ring_bytes = static_cast<uint32_t>(room < kMostRingBytes ? room : kMostRingBytes);
         return geometry;
     }
 };

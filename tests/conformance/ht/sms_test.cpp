@@ -93,7 +93,7 @@ TEST(HtSms, HandlesTellHowManyTheyTake) {
                 const Sms usual = sms_of(context, layer);
                 if (context.is_gpu()) {
                     const bool is_flat = layout == NCCL_EP_LAYOUT_FLAT;
-                    RANK_CHECK(context, usual.dispatch <= (is_flat ? 24 : 32) && usual.combine <= (is_flat ? 24 : 32),
+                    RANK_CHECK(context, usual.dispatch <= (is_flat ? 24 : 64) && usual.combine <= (is_flat ? 24 : 64),
                                "dispatch {}, combine {}", usual.dispatch, usual.combine);
                     RANK_OK(context, crossdockHandleSetSms(layer.handle(), UINT32_MAX));
                     const Sms most = sms_of(context, layer);
