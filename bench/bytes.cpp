@@ -37,10 +37,10 @@ OperationBytes dispatch_bytes(const Options& options, const Traffic& traffic, in
     return bytes;
 }
 
-// Rows travel the way back: what leaves a rank are the rows of other ranks' tokens. Low latency's exact sums need the
-// rows of all choices at the source rank; everywhere else a rank sums a token's rows first.
+// Rows travel the way back: what leaves a rank are the rows of other ranks' tokens. Exact sums need the rows of all
+// choices at the source rank; else a rank sums a token's rows first.
 OperationBytes combine_bytes(const Options& options, const Traffic& traffic, int rank) {
-    const bool all_rows_travel = options.is_expert_major() && !options.is_high_throughput() && !options.sender_sums;
+    const bool all_rows_travel = options.is_expert_major() && !options.sender_sums;
     const auto elements = static_cast<uint64_t>(options.hidden);
     const uint64_t row = elements * combine_element_bytes(options);
     const CombineRecipe& recipe = recipe_of(options.combine_recipe);

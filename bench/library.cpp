@@ -54,6 +54,7 @@ EpLibrary own_library() {
             crossdockCommWindowRegister,
             crossdockCommWindowDeregister,
             crossdockGroupMemory,
+            crossdockCreateGroup,
             crossdockHandleSetSums,
             crossdockElasticDispatch,
             crossdockElasticCombine};
@@ -85,6 +86,7 @@ EpLibrary open_library(const std::string& path) {
     resolve_optional(opened, "crossdockCommWindowRegister", library.window_register);
     resolve_optional(opened, "crossdockCommWindowDeregister", library.window_deregister);
     resolve_optional(opened, "crossdockGroupMemory", library.group_memory);
+    resolve_optional(opened, "crossdockCreateGroup", library.create_group_with_options);
     resolve_optional(opened, "crossdockHandleSetSums", library.set_sums);
     resolve_optional(opened, "crossdockElasticDispatch", library.elastic_dispatch);
     resolve_optional(opened, "crossdockElasticCombine", library.elastic_combine);

@@ -31,6 +31,7 @@ struct EpLibrary {
     decltype(&crossdockCommWindowRegister) window_register;
     decltype(&crossdockCommWindowDeregister) window_deregister;
     decltype(&crossdockGroupMemory) group_memory;
+    decltype(&crossdockCreateGroup) create_group_with_options;
     decltype(&crossdockHandleSetSums) set_sums;
     decltype(&crossdockElasticDispatch) elastic_dispatch;
     decltype(&crossdockElasticCombine) elastic_combine;

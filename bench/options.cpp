@@ -23,7 +23,7 @@ struct Words {
     std::string recipe = "none";
     std::string combine_recipe = "none";
     std::string dtype = "bf16";
-    std::string sums = "exact";
+    std::string sums;
 };
 
 constexpr int kMaxLowLatencyTokens = 8192;
@@ -93,8 +93,10 @@ std::string find_misplaced(const Options& options, const Words& words) {
     if (options.masks) {
         return "--masks: goes with --mode ll only";
     }
-    if (options.sender_sums) {
-        return "--sums: sender goes with --mode ll only; ht always sums a rank's rows there";
+    if (!options.sender_sums && (!options.is_expert_major() || options.elastic || options.quantises_combine())) {
+        return fmt::format("--sums: exact {}", !options.is_expert_major() ? "goes with --layout em only in --mode ht"
+                                               : options.elastic          ? "does not go with --elastic"
+                                                                          : "does not go with --combine-recipe");
     }
     if (options.overlap || options.split) {
         return fmt::format("--{}: goes with --mode ll only; ht's operations have no halves",
@@ -157,7 +159,7 @@ std::string find_contradiction(const Options& options, const Words& words, bool 
         return fmt::format("--dtype: '{}' does not go with --recipe {}, which combines in bf16", words.dtype,
                            words.recipe);
     }
-    if (options.sender_sums && !options.is_expert_major()) {
+    if (options.sender_sums && !options.is_high_throughput() && !options.is_expert_major()) {
         return "--sums: sender is a choice of the layout em; rm always sums at the sender";
     }
     // Asking CUDA would spoil it for processes that are forked from this one; those ask for themselves.
@@ -246,7 +248,8 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         ->check(tools::number_range(0, 1e6))
         ->type_name("US");
     app.add_flag("--windows", options.windows, "outputs and expert rows are in windows (zero copy)");
-    app.add_option("--sums", words.sums, "em: combine sums at the source rank (exact) or first at the sender (exact)")
+    app.add_option("--sums", words.sums, "em: combine sums at the source rank (exact; ht: of an invariant group) or first at the sender (ll: exact; ht: "
+                   "sender)")
         ->check(one_of({"sender", "exact"}));
     app.add_flag("--backward", options.backward, "ht: the backward pass's dispatch and combine");
     app.add_option(
@@ -304,7 +307,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     options.recipe = row_named(kDispatchRecipes, words.recipe).value;
     options.combine_recipe = row_named(kCombineRecipes, words.combine_recipe).value;
     options.dtype = row_named(kDataTypes, words.dtype).value;
-    options.sender_sums = words.sums == "sender";
+    options.sender_sums = words.sums == "sender" || (words.sums.empty() && options.is_high_throughput());
     for (const Options& setting : options.settings()) {
         const std::string contradiction = find_contradiction(setting, words, static_cast<bool>(*ranks));
         if (!contradiction.empty()) {

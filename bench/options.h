@@ -45,7 +45,7 @@ struct Options {
     uint64_t seed = 1;
     double skew_us = 0;
     bool windows = false;
-    bool sender_sums = false;  // LL
+    bool sender_sums = false;
 
     // HT
     ncclEpCombQuant_t combine_recipe = NCCL_EP_COMB_QUANT_NONE;

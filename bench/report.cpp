@@ -66,9 +66,10 @@ std::string special_case(const Options& options) {
                            options.masks ? ", masks" : "");
     }
     return fmt::format(
-        "{} pass{}{}{}", options.backward ? "backward" : "forward",
+        "{} pass{}{}{}{}", options.backward ? "backward" : "forward",
         options.quantises_combine() ? fmt::format(", combine in {}", recipe_of(options.combine_recipe).option) : "",
-        options.eager ? ", eager" : "", options.alignment > 1 ? fmt::format(", zones of {}", options.alignment) : "");
+        options.sender_sums ? "" : ", exact sums", options.eager ? ", eager" : "",
+        options.alignment > 1 ? fmt::format(", zones of {}", options.alignment) : "");
 }
 
 // Tokens, and what else may differ between the cases of a run.

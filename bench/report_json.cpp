@@ -135,13 +135,13 @@ void write_json(const Options& options, const Machine& machine, const std::vecto
                     {"skew_us", options.skew_us},
                     {"iterations", options.num_iterations},
                     {"warmup", options.num_warmups}};
+    json["case"]["sums"] = options.sender_sums ? "sender" : "exact";
     if (options.is_high_throughput()) {
         json["case"]["pass"] = options.backward ? "backward" : "forward";
         json["case"]["combine_recipe"] = recipe_of(options.combine_recipe).option;
         json["case"]["eager"] = options.eager;
         json["case"]["alignment"] = options.alignment;
     } else {
-        json["case"]["sums"] = options.sender_sums ? "sender" : "exact";
         json["case"]["split"] = options.split;
         json["case"]["masks"] = options.masks;
         json["case"]["ids"] = options.int32_ids ? "int32" : "int64";

@@ -37,7 +37,16 @@ void Workload::make_handle(ncclEpGroupConfig_t config, const ncclEpHandleConfig_
     config.timeout_ns = kTimeoutNs;
     config.max_num_sms = static_cast<unsigned>(options_.max_num_sms);
     const auto create_group = [&] {
-        library_.check(library_.create_group(&group_, comm(), &config), "ncclEpCreateGroup");
+        if (!options_.is_high_throughput() || options_.sender_sums) {
+            library_.check(library_.create_group(&group_, comm(), &config), "ncclEpCreateGroup");
+            return;
+        }
+        if (library_.create_group_with_options == nullptr) {
+            throw std::runtime_error(library_.name + ": has no invariant groups, which --sums exact times");
+        }
+        crossdockGroupOptions_t of_group = CROSSDOCK_GROUP_OPTIONS_INIT;
+        of_group.invariant = 1;
+        library_.check(library_.create_group_with_options(&group_, comm(), &config, &of_group), "crossdockCreateGroup");
     };
     if (handle_config != nullptr) {
         handle_config_ = *handle_config;

@@ -116,6 +116,7 @@ void Session::create_group() {
     if (made.is_ht && whole.enable_mask != 0) {
         Padded<crossdockGroupOptions_t> options;
         options.whole.ht_masks = static_cast<int>(input_.or_edge(1));
+        options.whole.invariant = static_cast<int>(input_.or_edge(1));
         result = crossdockCreateGroup(group, comm, break_struct(config), break_struct(options));
     } else {
         result = ncclEpCreateGroup(group, comm, break_struct(config));

@@ -569,7 +569,8 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t*
 //   - outputs->tokens [B, H] is another tensor of the same type (bf16, fp16, fp32). All its rows are written: a token
 //     without experts gets zeros.
 //   - H may differ from dispatch's.
-//   - Sums are in fp32 and in a fixed order, so results are bitwise equal from run to run.
+//   - Sums are in fp32 and in a fixed order, so results are bitwise equal from run to run. In an invariant group
+//     (crossdockCreateGroup) they do not depend on the number of ranks, the mode or the machine either.
 //
 // LL, expert-major:
 //   - inputs->tokens [L, R*M, H]. outputs->topk_weights [B, K] fp32 is an input.

@@ -112,6 +112,8 @@ Group::Group(nb::handle comm, nb::handle config, const nb::kwargs& fields) {
     for (const auto& [name, value] : fields) {
         if (shown(name) == "ht_masks") {
             options.ht_masks = as<bool>(value, "ht_masks", "True, False") ? 1 : 0;
+        } else if (shown(name) == "invariant") {
+            options.invariant = as<bool>(value, "invariant", "True, False") ? 1 : 0;
         } else if (shown(name) == "lsa_team_size") {
             options.lsa_team_size = as<int>(value, "lsa_team_size", "the number of ranks of an LSA team");
         } else if (shown(name) == "api_version") {
@@ -175,6 +177,8 @@ The configuration is a GroupConfig, or its fields by keyword, or both; then keyw
 
 - ht_masks=True: a high-throughput group goes on without ranks that do not answer.
 - lsa_team_size=n: LSA teams have n ranks.
+- invariant=True: the bits of a combined token depend on its own rows and weights only, not on the number of ranks, LSA
+  teams, the mode, GPU or CPU (crossdockCreateGroup in crossdock.h). Layouts: expert-major.
 - api_version=1: FP8 scales have the layout of nccl_ep.h's first version.)");
     group
         .def(

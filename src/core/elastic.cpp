@@ -231,4 +231,9 @@ ElasticCombine read_elastic_combine(Communicator& communicator, const crossdockE
     return read;
 }
 
+void expect_elastic_sums(const GroupConfig& config) {
+    require(!config.invariant, ncclInvalidUsage,
+            "the group is invariant, which elastic combines are not: allowed are groups without this option");
+}
+
 }  // namespace crossdock

@@ -2,6 +2,7 @@
 // Reads and checks the structs of elastic operations (crossdock.h), for handles of both modes.
 #pragma once
 
+#include "core/group_config.h"
 #include "core/tensor.h"
 #include "crossdock.h"
 #include "kernels/elastic.h"
@@ -35,5 +36,9 @@ struct ElasticCombine {
 };
 ElasticCombine read_elastic_combine(Communicator& communicator, const crossdockElasticCombine_t& call,
                                     const ElasticSizes& sizes, CallMemory& memory);
+
+
+// Elastic combines round the sums of ranks, or take rows that callers have summed.
+void expect_elastic_sums(const GroupConfig& config);
 
 }  // namespace crossdock

@@ -56,6 +56,7 @@ Environment Environment::read() {
     environment.is_quiet = flag("NCCL_EP_QUIET");
     environment.has_local_dup = flag("NCCL_EP_HT_EM_LOCAL_DUP");
     environment.has_nvlink_dup = flag("NCCL_EP_HT_EM_NVLINK_DUP");
+    environment.is_invariant = flag("NCCL_EP_INVARIANT");
     environment.sums_at_sender = flag("CROSSDOCK_SENDER_SUMS");
     environment.ll128 = choice("CROSSDOCK_LL128");
     environment.first_epoch = environment_number("CROSSDOCK_FIRST_EPOCH", kLastEpoch, warn).value_or(1);

@@ -18,6 +18,7 @@ struct Environment {
     bool is_quiet = false;                  // NCCL_EP_QUIET
     bool has_local_dup = false;             // NCCL_EP_HT_EM_LOCAL_DUP
     bool has_nvlink_dup = false;            // NCCL_EP_HT_EM_NVLINK_DUP
+    bool is_invariant = false;              // NCCL_EP_INVARIANT
     bool sums_at_sender = false;            // CROSSDOCK_SENDER_SUMS
     std::optional<bool> ll128;              // CROSSDOCK_LL128
     uint64_t first_epoch = 1;               // CROSSDOCK_FIRST_EPOCH, for tests

@@ -92,6 +92,8 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
             "config->algorithm is {}, allowed: 0 (low latency), 1 (high throughput)", algorithm);
     require(options.ht_masks == 0 || options.ht_masks == 1, ncclInvalidArgument,
             "options->ht_masks is {}, allowed: 0 (off), 1 (on)", options.ht_masks);
+    require(options.invariant == 0 || options.invariant == 1, ncclInvalidArgument,
+            "options->invariant is {}, allowed: 0 (off), 1 (on)", options.invariant);
     require(options.ht_masks == 0 || is_ht, ncclInvalidUsage,
             "options->ht_masks is 1, allowed for algorithm 1 (high throughput): set config->enable_mask");
     require(given.num_experts > 0 && given.num_experts % num_ranks == 0, ncclInvalidArgument,
@@ -195,7 +197,8 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     config.timeout_ns = resolve_timeout_ns(environment, given.timeout_ns);
     config.zero_copy = static_cast<ncclEpZeroCopyMode_t>(zero_copy);
     config.overflow_policy = static_cast<ncclEpOverflowPolicy_t>(overflow);
-    config.sums_at_sender = environment.sums_at_sender;
+    config.invariant = options.invariant != 0 || environment.is_invariant;
+    config.sums_at_sender = environment.sums_at_sender && !config.invariant;
     config.ll128 = environment.ll128;
     config.first_epoch = environment.first_epoch;
     return config;
@@ -213,6 +216,7 @@ std::vector<GroupConfig::Field> GroupConfig::fields() const {
             {algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT ? "ht_masks" : "enable_mask", masking ? 1u : 0u},
             {"overflow_policy", static_cast<uint64_t>(overflow_policy)},
             {"zero_copy", static_cast<uint64_t>(zero_copy)},
+            {"invariant", invariant ? 1u : 0u},
             {"CROSSDOCK_SENDER_SUMS", sums_at_sender ? 1u : 0u},
             {"whether CROSSDOCK_LL128 is set", ll128.has_value() ? 1u : 0u},
             {"CROSSDOCK_LL128", ll128.value_or(false) ? 1u : 0u},

@@ -42,6 +42,7 @@ struct GroupConfig {
     uint64_t timeout_ns = 0;
     ncclEpZeroCopyMode_t zero_copy = NCCL_EP_ZERO_COPY_AUTO;
     ncclEpOverflowPolicy_t overflow_policy = NCCL_EP_OVERFLOW_AUTO;
+    bool invariant = false;  // combines add up the rows of choices in their order
     bool sums_at_sender = false;
     std::optional<bool> ll128;  // whether LL rows may be LL128 rows; not given: where lines are stored whole
     uint64_t first_epoch = 1;   // zeroed words belong to no operation

@@ -34,6 +34,7 @@ RankProgram round_trips(const Problem& problem, bool windows = false, uint64_t n
 void run_seeds(const BackendSpec& spec, Seeds seeds, ProblemLimits limits, int most_ranks) {
     for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
         limits.num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % most_ranks));
+        limits.invariant_groups = true;
         limits.quantised_combines = is_ht(limits.algorithm) ? is_one_lsa_team(limits.num_ranks) : !is_cuda(spec.kind);
         const Problem problem = random_problem(seed, limits);
         SCOPED_TRACE(problem.describe());

@@ -157,8 +157,9 @@ FIELD(ncclEpCompleteConfig_t, size, 0, 4);
 FIELD(ncclEpCompleteConfig_t, magic, 4, 4);
 MACROS_V1(ncclEpCompleteConfig_t, COMPLETE_CONFIG, 8);
 
-SIZE(crossdockGroupOptions_t, 16);
+SIZE(crossdockGroupOptions_t, 20);
 FIELD(crossdockGroupOptions_t, lsa_team_size, 12, 4);
+FIELD(crossdockGroupOptions_t, invariant, 16, 4);
 SIZE(crossdockTraffic_t, 64);
 FIELD(crossdockTraffic_t, lsa_team_size, 8, 4);
 SIZE(crossdockA2sgdConfig_t, 32);

@@ -35,6 +35,24 @@ void add_mxfp8_errors(const std::vector<double>& row, std::vector<double>& error
     }
 }
 
+// The rows that are left of a token, in the order of its choices.
+std::vector<HtArrival> by_choice(const Problem& problem, const HtRouting& routing, int source, int token) {
+    std::vector<HtArrival> left = routing.arrivals(source, token);
+    std::vector<HtArrival> ordered;
+    for (int k = 0; k < problem.num_topk; ++k) {
+        const int target = problem.target_rank(source, token, k);
+        if (target < 0) continue;
+        const auto expert = static_cast<int>(problem.expert(source, token, k) % problem.local_experts());
+        const auto found = std::ranges::find_if(left, [=](const HtArrival& arrival) {
+            return arrival.target == target && arrival.source.choice == expert;
+        });
+        if (found == left.end()) continue;
+        ordered.push_back(*found);
+        left.erase(found);
+    }
+    return ordered;
+}
+
 }  // namespace
 
 Bytes combined_row(const Problem& problem, const HtRouting& routing, int source, int token, int lsa_team_size) {
@@ -42,6 +60,11 @@ Bytes combined_row(const Problem& problem, const HtRouting& routing, int source,
     const std::vector<HtArrival>& arrivals = routing.arrivals(source, token);
     const auto team_of = [&](int rank) { return lsa_team_size == 0 ? 0 : rank / lsa_team_size; };
     std::vector<float> sums(problem.combine_hidden, 0.0f);
+    if (problem.invariant) {
+        for (const HtArrival& arrival : by_choice(problem, routing, source, token))
+            add(expert_row(problem, arrival.target, arrival.source), type, sums);
+        return encoded(type, sums);
+    }
     for (size_t i = 0; i < arrivals.size();) {
         const int team = team_of(arrivals[i].target);
         const bool is_in_other_team = team != team_of(source);
@@ -83,7 +106,8 @@ BoundedRow bounded_row(const Problem& problem, const HtRouting& routing, int sou
     // results add half of the smallest step for each rounding.
     const double u = unit_roundoff(type);
     const double fp32 = (static_cast<double>(arrivals.size()) + 1) * 0x1p-24;
-    const int more_roundings = (problem.expert_major() ? 1 : 0) + (lsa_team_size != 0 ? 1 : 0);
+    const int more_roundings =
+        problem.invariant ? 0 : (problem.expert_major() ? 1 : 0) + (lsa_team_size != 0 ? 1 : 0);
     const double growth = std::pow(1 + u, 1 + more_roundings);
     const double relative = growth - 1 + fp32 * growth;
     const double subnormal = smallest_positive(type) * static_cast<double>(1 + more_roundings * arrivals.size());

@@ -11,6 +11,7 @@ namespace crossdock::reference {
 // rounds once. Expert-major first adds the rows of each rank, in fp32 in ascending order of local experts, and rounds
 // the sum to the token's type. With several LSA teams of that many ranks, the rows of another team than the
 // source's are added first, in the same way, and rounded; that sum takes their place. 0: one team.
+// Invariant: the rows of all ranks, in the order of the token's choices.
 // With MXFP8 the sum of each rank is quantised as through_mxfp8 says (formats.h) before it is added; one team.
 std::vector<std::byte> combined_row(const Problem& problem, const HtRouting& routing, int source, int token,
                                     int lsa_team_size = 0);

@@ -122,7 +122,10 @@ std::string Problem::describe() const {
         : round_scales ? " rounded"
                        : "",
         num_scales, type_name(scale_type), static_cast<int>(id_kind), type_name(combine_type), combine_hidden,
-        recipe_of(combine_recipe).name, sums == CROSSDOCK_SUMS_SENDER ? " sender sums" : "");
+        recipe_of(combine_recipe).name,
+        sums == CROSSDOCK_SUMS_SENDER ? " sender sums"
+        : invariant                   ? " invariant"
+                                      : "");
 }
 
 std::vector<std::byte> token_row(const Problem& problem, int source, int token) {

@@ -60,6 +60,7 @@ struct Problem {
     size_t budget = 0;     // rows that a rank can receive; 0: eager mode, where routing decides
     bool drops = false;    // rows past the budget are dropped, instead of failing the group
     int group_topk = 0;    // the group's num_topk; 0: unset
+    bool invariant = false;  // of the group: sums in the order of choices (expert-major)
 
     std::vector<RankInput> ranks;
 

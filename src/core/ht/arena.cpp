@@ -25,14 +25,19 @@ uint32_t slots_for(const BackendTraits& backend, const GroupConfig& config, uint
         std::clamp<uint64_t>(slots, kHtFewestSlots, is_deep ? kMaxRingSlots : kHtMostCachedSlots));
 }
 
-// A packet, and the largest one, of an elastic dispatch.
+// A packet, and the largest one: of an elastic dispatch, or of rows of choices.
 struct PacketBytes {
     uint64_t of_rows;
     uint64_t largest;
 
-    explicit PacketBytes(const GroupConfig& config)
-        : of_rows(align_up(config.max_token_bytes, 128)),
-          largest(align_up(config.max_token_bytes + routing_bytes(most_topk(config)), 128)) {}
+    // ranks: whose rows of a token one packet can have.
+    PacketBytes(const GroupConfig& config, uint32_t ranks) : of_rows(align_up(config.max_token_bytes, 128)) {
+        const uint32_t topk = most_topk(config);
+        const uint64_t rows = config.invariant ? rows_of_token(topk, config.experts_per_rank() * ranks) : 1;
+        largest = align_up(std::max(config.max_token_bytes + routing_bytes(topk),
+                                    rows * config.max_token_bytes + kRowCountBytes),
+                           128);
+    }
 
   private:
     static uint32_t most_topk(const GroupConfig& config) {
@@ -44,7 +49,7 @@ struct PacketBytes {
 // Slots of a ring of rows between teams. More slots need fewer credits. A credit covers half of the slots; if their
 // number is fixed, two, or one if every rank is a team.
 uint32_t gin_ring_bytes(const BackendTraits& backend, const GroupConfig& config, uint32_t channels) {
-    const PacketBytes packet(config);
+    const PacketBytes packet(config, config.lsa_team_size);
     const uint64_t rings = uint64_t{2} * (config.num_ranks / config.lsa_team_size) * channels;
     const uint64_t fewest = backend.ring_slots > 0 ? fixed_gin_slots(backend, config) : kHtFewestGinSlots;
     const uint64_t slots = backend.ring_slots > 0 ? fewest
@@ -63,8 +68,13 @@ HtGeometry ht_geometry(const BackendTraits& backend, const GroupConfig& config, 
     geometry.experts_per_rank = config.experts_per_rank();
     geometry.max_tokens = config.max_tokens;
     geometry.channels = channels;
-    const PacketBytes packet(config);
-    const uint64_t fewest = backend.ring_slots > 0 ? backend.ring_slots : kHtFewestSlots;
+    const PacketBytes packet(config, 1);
+    constexpr uint64_t kMostSlotsOfChoices = 8;
+    uint64_t fewest = backend.ring_slots > 0 ? backend.ring_slots : kHtFewestSlots;
+    if (backend.ring_slots == 0 && config.invariant) {
+        fewest = std::clamp<uint64_t>(kHtChoicesRingBytes / (geometry.num_rings() * packet.largest), kHtFewestSlots,
+                                      kMostSlotsOfChoices);
+    }
     const uint64_t ring = std::max(packet.of_rows * slots_for(backend, config, geometry.num_rings(), packet.of_rows),
                                    packet.largest * fewest);
     constexpr uint64_t kLargestBytes = uint64_t{1} << 48;

@@ -15,6 +15,7 @@ namespace crossdock {
 // Bytes of a rank's rings, if they are enough for the fewest slots. Rings of the first size stay in a GPU's caches.
 inline constexpr uint64_t kHtCachedRingBytes = uint64_t{34} << 20;
 inline constexpr uint64_t kHtDeepRingBytes = uint64_t{68} << 20;
+inline constexpr uint64_t kHtChoicesRingBytes = uint64_t{192} << 20;  // invariant groups
 inline constexpr uint32_t kHtFewestSlots = 2;
 // The same for rows between teams, each of whose slots exists twice.
 inline constexpr uint64_t kHtGinRingBytes = uint64_t{64} << 20;

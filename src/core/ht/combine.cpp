@@ -40,6 +40,12 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
             "config->quant_recipe is {}, allowed where all ranks are in one LSA team: there are {} ranks in "
             "teams of {}",
             recipe.label, group_->config().num_ranks, group_->config().lsa_team_size);
+    require(!group_->config().invariant || is_expert_major(), ncclInvalidUsage,
+            "the handle's layout is flat, whose rows are summed by the caller: an invariant group combines expert-major "
+            "rows");
+    require(!group_->config().invariant || !recipe.quantises(), ncclInvalidUsage,
+            "config->quant_recipe is {}, which rounds the sums of ranks: an invariant group combines rows as they are",
+            recipe.label);
     const bool is_backward = direction == NCCL_EP_BWD_PASS;
     DeviceScope device(group_->runtime());
     expect_routing(stream, outputs.tokens, "outputs->tokens");
@@ -83,7 +89,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     HtCombineArgs args{};
     args.common = common(OperationKind::kCombine, blocks().combine);
     args.dtype = kernel_dtype(tokens.dtype);
-    args.wire = ht_wire_of(recipe.value);
+    args.wire = config.invariant ? HtWire::kChoices : ht_wire_of(recipe.value);
     args.tokens = tokens.data;
     args.token_rows = tokens.num_elements() == 0 ? 0 : tokens.sizes[0];
     args.row_bytes = static_cast<uint32_t>(wide.row_bytes());

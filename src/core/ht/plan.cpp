@@ -293,15 +293,22 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     const uint32_t weight_warps = args.with_weights ? kGpuWeightWarps : 0;
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuReturnedBytes);
     // Between teams rows are summed before they return.
-    args.warp_layout = common.expert_major  ? summing_warps(group, common, args.row_bytes, args.wire, weight_warps)
+    const bool are_choices = args.wire == HtWire::kChoices;
+    const bool sums = common.expert_major && !are_choices;
+    args.warp_layout = sums                 ? summing_warps(group, common, args.row_bytes, args.wire, weight_warps)
                        : common.has_windows ? reading_warps(group, args.row_bytes, args.with_weights)
                                             : warp_layout_for(group, returning_warps(common, chunk, weight_warps), 0);
     const uint32_t quantised = args.warp_layout.quantised_bytes();
-    args.wire_bytes = wire_bytes(args.wire, args.row_bytes, quantised) + args.behind_bytes;
+    const uint32_t experts = common.arena.experts_per_rank;
+    const uint32_t rows = are_choices ? rows_of_token(common.topk, experts) : 1;
+    const uint32_t rows_of_team =
+        are_choices ? rows_of_token(common.topk, experts * group.config().lsa_team_size) : 1;
+    const uint32_t behind_bytes = are_choices ? kRowCountBytes : args.behind_bytes;
+    args.wire_bytes = wire_bytes(args.wire, rows * args.row_bytes, quantised) + behind_bytes;
     args.wire_part = wire_bytes(args.wire, args.warp_layout.chunk_bytes, quantised);
     const uint32_t tail_bytes = is_quantised(args.wire) && args.warp_layout.summers == 0 ? args.wire_part : 0;
     args.rows = slots_of_rows(group, common, args.wire_bytes, common.expert_major);
-    args.gin_rows = gin_slots_of_rows(group, common, args.wire_bytes);
+    args.gin_rows = gin_slots_of_rows(group, common, uint64_t{rows_of_team} * args.row_bytes + behind_bytes);
     args.weight_slots = slots_of_weights(common);
     args.shared = lay_out(group, common, args.warp_layout, tail_bytes, "combine");
     limit_senders(args.warp_layout, args.row_bytes);

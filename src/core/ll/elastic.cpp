@@ -78,6 +78,7 @@ void LlHandle::elastic_combine(const crossdockElasticCombine_t& call, cudaStream
     expect_elastic_group(*group_);
     expect_routing();
     expect_none_pending();
+    expect_elastic_sums(group_->config());
     require(elastic_.has_value(), ncclInvalidUsage,
             "the handle has no elastic dispatch: call crossdockElasticDispatch first");
     require(elastic_->routing == routing_, ncclInvalidUsage,

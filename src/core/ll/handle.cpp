@@ -138,6 +138,8 @@ void LlHandle::set_sums(crossdockSums_t sums) {
             "handles");
     const unsigned int bits = enum_bits(sums);
     require(bits <= CROSSDOCK_SUMS_SENDER, ncclInvalidArgument, "sums is {}, allowed: 0 (exact), 1 (sender)", bits);
+    require(sums == CROSSDOCK_SUMS_EXACT || !group_->config().invariant, ncclInvalidUsage,
+            "sums is 1 (sender), which rounds the sums of ranks: an invariant group has exact sums");
     require(sums == CROSSDOCK_SUMS_EXACT || !is_rebound_, ncclInvalidUsage,
             "crossdockHandleRebind may have left choices out, which only exact sums can: call ncclEpDispatch first");
     sums_ = sums;

@@ -266,7 +266,7 @@ struct HtCombineArgs {
     HtSlots weight_slots;
     DType dtype;
     HtWire wire;
-    uint32_t wire_bytes;    // of a row and what travels behind it
+    uint32_t wire_bytes;    // of a packet: a row, or rows of choices, and what travels behind
     uint32_t wire_part;     // of a stage's part of a row
     uint32_t behind_bytes;  // elastic: of weights by column
     bool with_weights;      // backward: also sends gradients of weights

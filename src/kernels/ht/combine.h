@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // High-throughput combine: one kernel. Here its receive half: a warp takes a token and sums the one row that each of
-// its ranks (of another team: the team) has for it, in ascending order, in fp32 with one rounding. Contract:
+// its ranks (of another team: the team) has for it, in ascending order, or the rows of its choices in their order
+// (HtWire::kChoices), in fp32 with one rounding. Contract:
 // nccl_ep.h, ncclEpCombine; protocol: docs/protocol.md.
 #pragma once
 
@@ -59,6 +60,14 @@ struct Summand {
         if (i >= own && i < own + team_size(c)) return {first_of_team(c) + i - own, false};
         return {i < own ? i : i - team_size(c) + 1, true};
     }
+    CROSSDOCK_DEVICE static Summand of_rank(const HtCommon& c, uint32_t rank) {
+        if constexpr (!kHasGinPeers) return {rank, false};
+        const bool is_here = rank >= first_of_team(c) && rank < end_of_team(c);
+        return is_here ? Summand{rank, false} : Summand{rank / team_size(c), true};
+    }
+    CROSSDOCK_DEVICE friend bool operator==(const Summand& a, const Summand& b) {
+        return a.number == b.number && a.is_team == b.is_team;
+    }
 };
 
 // Elastic. The weights that came with the plan's rows from `first` on. One warp.
@@ -75,6 +84,39 @@ CROSSDOCK_DEVICE void collect_words(const Ctx& ctx, const HtElasticCombineArgs& 
         }
         args.elastic.out_weights[uint64_t{token} * c.topk + column] = float_of(word);
     });
+}
+
+// Replaces the plan's rows, `num` packets that have come, by the rows of the token's choices, in the order of choices.
+// Returns their number. One warp.
+CROSSDOCK_DEVICE uint32_t note_choices(const Ctx& ctx, const HtCombineArgs& args, const HtPlan& plan, uint32_t num,
+                                       uint32_t token) {
+    const HtCommon& c = args.common;
+    const uint32_t experts = c.arena.experts_per_rank;
+    const int32_t* const ids = c.tables.ids + uint64_t{token} * c.topk;
+    uint32_t rows = 0;
+    ctx.warp_sync();  // the plan is complete
+    CROSSDOCK_ROLLED
+    for (uint32_t base = 0; base < c.topk; base += kLanes) {
+        const uint32_t k = base + ctx.lane();
+        const int32_t id = k < c.topk ? ids[k] : -1;
+        const Summand term = Summand::of_rank(c, id < 0 ? c.rank : static_cast<uint32_t>(id) / experts);
+        const uint32_t first = term.is_team ? term.number * team_size(c) : term.number;
+        const PlaceInPacket place = PlaceInPacket::of(ctx, ids, c.topk, k, id, static_cast<int32_t>(first * experts));
+        const std::byte* row = nullptr;
+        CROSSDOCK_ROLLED
+        for (uint32_t i = 0; place.exists && i < num; ++i) {
+            if (Summand::of(c, plan.origins[i]) != term) continue;
+            row = term.is_team
+                      ? GinRing::of_rows(c, term.number, ctx.block_idx()).incoming(args.gin_rows, plan.slots[i])
+                      : LsaRing::combine_from(c, c.rank, term.number, ctx.block_idx()).packet(args.rows, plan.slots[i]);
+            row += uint64_t{place.row} * args.row_bytes;
+        }
+        const uint32_t has_row = row != nullptr ? 1 : 0;
+        const uint32_t at = rows + ctx.warp_sum_before(has_row);
+        if (row != nullptr) plan.rows[at] = row;
+        rows += ctx.warp_sum(has_row);
+    }
+    return rows;
 }
 
 template <DType kDType, HtWire kWire, typename Args>
@@ -106,11 +148,13 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const Args& args, const Operatio
         }
         num += note_rows(ctx, plan, num, row, i, sent.packet);
     }
+    uint32_t rows = num;
+    if constexpr (kWire == HtWire::kChoices) rows = note_choices(ctx, args, plan, num, token);
     ctx.warp_sync();
     ctx.enter(Phase::kCombineAdd);
     if (token < c.num_tokens) {
         std::byte* const out = args.out_tokens + uint64_t{token} * args.row_bytes;
-        sum_wire_rows<kWire, kDType>(ctx, plan.rows, num, args.row_bytes, args.warp_layout.quantised_bytes(), out);
+        sum_wire_rows<kWire, kDType>(ctx, plan.rows, rows, args.row_bytes, args.warp_layout.quantised_bytes(), out);
         if constexpr (kIsElastic<Args>) collect_words(ctx, args, plan, first, num, token);
     }
     ctx.warp_sync();
@@ -190,7 +234,7 @@ template <DType kDType, HtWire kWire = HtWire::kRows, typename Args>
 CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const Args& args) {
     static_assert(!is_quantised(kWire) || kDType == DType::kBf16, "quantised rows are bf16 before and after");
     const HtCommon& c = args.common;
-    if (args.warp_layout.summers > 0) {
+    if (kWire != HtWire::kChoices && args.warp_layout.summers > 0) {
         SumPipeline<kDType, kWire, Args>::init(ctx, args);
     } else {
         init_stages(ctx, args.warp_layout, args.shared);
@@ -208,13 +252,13 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const Args& args) {
     const uint32_t pipeline = c.expert_major || all_direct ? warp_layout.pipeline() : 0;
     if (!runs) {
         // Nothing is sent, read or awaited.
-    } else if (warp < pipeline) {
+    } else if (kWire != HtWire::kChoices && warp < pipeline) {
         SumPipeline<kDType, kWire, Args>(ctx, args, operation).run(ctx, warp);
     } else if (warp < warp_layout.producers) {
-        if (kLanes == 1 && c.expert_major) {
+        if (kWire != HtWire::kChoices && kLanes == 1 && c.expert_major) {
             SumReturner<kDType, kWire, Args>(ctx, args, operation).run(ctx);
         } else {
-            RowReturner<Args>(ctx, args, operation).run(ctx);
+            RowReturner<kWire, Args>(ctx, args, operation).run(ctx);
         }
     } else if (warp < warp_layout.producers + warp_layout.consumers) {
         if (c.expert_major || pipeline == 0)
@@ -222,7 +266,7 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const Args& args) {
     } else if (warp_layout.is_announcer(warp)) {
         announce_packets(ctx, c, warp_layout, args.shared, operation, args.rows);
     } else if (kHasGinPeers && warp >= warp_layout.warps() - warp_layout.forwarders) {
-        RowGatherer<kDType, Args>(ctx, args, operation)
+        RowGatherer<kDType, kWire, Args>(ctx, args, operation)
             .run(ctx, warp - (warp_layout.warps() - warp_layout.forwarders), warp_layout.forwarders);
     } else {
         exchange_gradients(ctx, args, operation, warp - warp_layout.producers - warp_layout.consumers,

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // High-throughput combine between teams: the rows that a team's ranks have for a token of another team are summed by
-// the source rank's rail peer there, in ascending order of ranks, and one row returns to the source rank.
+// the source rank's rail peer there, in ascending order of ranks, and one row returns to the source rank. Rows of choices
+// (HtWire::kChoices) return one by one, in one packet, in the same order.
 #pragma once
 
+#include "device/row_copy.h"
 #include "device/sum_rows.h"
 #include "kernels/ht/combine_rows.h"
 
 namespace crossdock {
 namespace {
 
-template <DType kDType, typename Args>
+template <DType kDType, HtWire kWire, typename Args>
 class RowGatherer {
   public:
     CROSSDOCK_DEVICE RowGatherer(const Ctx& ctx, const Args& args, const Operation& operation)
@@ -44,14 +46,20 @@ class RowGatherer {
         const GinRing ring = GinRing::of_rows(c, team, channel_);
         const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation_, args_.gin_rows, sum.packet);
         if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return false;
-        sum_rows<kDType>(ctx, PointerSummands{plan_.rows, num}, 0, args_.row_bytes / dtype_bytes(kDType),
-                         ring.outgoing(args_.gin_rows, sum.packet));
         const uint32_t source = rail_peer(c, team);
+        uint32_t bytes = args_.wire_bytes;
+        if constexpr (kWire == HtWire::kChoices) {
+            bytes = gather_choices(ctx, num, ring.outgoing(args_.gin_rows, sum.packet));
+            if (bytes == 0) return false;
+        } else {
+            sum_rows<kDType>(ctx, PointerSummands{plan_.rows, num}, 0, args_.row_bytes / dtype_bytes(kDType),
+                             ring.outgoing(args_.gin_rows, sum.packet));
+        }
         if constexpr (kIsElastic<Args>)
             merge_words(ctx, source, token, num, ring.outgoing(args_.gin_rows, sum.packet) + args_.row_bytes);
         ctx.warp_sync();
         if (is_leader(ctx)) {
-            ring.send(ctx, operation_, args_.gin_rows, sum.packet, args_.wire_bytes);
+            ring.send(ctx, operation_, args_.gin_rows, sum.packet, bytes);
             count_rows(ctx, c.reach, source, 1, 0);
         }
         CROSSDOCK_ROLLED
@@ -62,6 +70,32 @@ class RowGatherer {
         }
         ctx.warp_sync();
         return true;
+    }
+
+    // Copies the rows of the plan's packets one behind the other. Returns their bytes, or 0 if a rank has told what
+    // cannot be: then the group has failed.
+    CROSSDOCK_DEVICE uint32_t gather_choices(const Ctx& ctx, uint32_t num, std::byte* to) const {
+        const HtCommon& c = args_.common;
+        const uint32_t most = rows_of_token(c.topk, c.arena.experts_per_rank * team_size(c));
+        uint32_t rows = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t i = 0; i < num; ++i) {
+            const uint32_t told = *row_count_of(args_, plan_.rows[i]);
+            const uint32_t of_rank = rows_of_token(c.topk, c.arena.experts_per_rank);
+            const uint32_t fits = most - rows < of_rank ? most - rows : of_rank;
+            if (told == 0 || told > fits) {
+                if (is_leader(ctx))
+                    refuse_number(ctx, c, operation_, PeerNumber::kExpertsOfToken, plan_.origins[i], fits, told);
+                return 0;
+            }
+            CROSSDOCK_ROLLED
+            for (uint32_t row = 0; row < told; ++row, ++rows) {
+                copy_row(ctx, plan_.rows[i] + row * args_.row_bytes, args_.row_bytes, 1,
+                         [&](uint32_t) { return to + rows * args_.row_bytes; });
+            }
+        }
+        wait_row_copies(ctx);
+        return rows * args_.row_bytes;
     }
 
     // Elastic. The weights that came with the plan's rows: each column is of one rank, and 0 for the others.

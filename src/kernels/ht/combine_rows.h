@@ -52,5 +52,42 @@ CROSSDOCK_DEVICE uint32_t note_rows(const Ctx& ctx, const HtPlan& plan, uint32_t
     return ctx.warp_sum(has_row);
 }
 
+// ---- rows of choices (HtWire::kChoices): a packet has those of a token's experts in ascending order ----
+
+// Behind the packet's rows.
+template <typename Packet>
+CROSSDOCK_DEVICE auto* row_count_of(const HtCombineArgs& args, Packet* packet) {
+    using Word = std::conditional_t<std::is_const_v<Packet>, const uint32_t, uint32_t>;
+    return reinterpret_cast<Word*>(packet + (args.wire_bytes - kRowCountBytes));
+}
+
+// A choice of a token, among those of the experts [first, end), to which one packet belongs.
+struct PlaceInPacket {
+    bool exists;  // not the second of two that name one expert
+    uint32_t row;
+
+    // id: choice `k`, of the calling lane (-1: none). All lanes take part, since they look at all choices.
+    CROSSDOCK_DEVICE static PlaceInPacket of(const Ctx& ctx, const int32_t* ids, uint32_t topk, uint32_t k, int32_t id,
+                                             int32_t first) {
+        const bool are_held = kLanes > 1 && topk <= kLanes;  // one by each lane
+        const auto choice = [&](uint32_t i) {
+            return are_held ? static_cast<int32_t>(ctx.warp_broadcast_from(i, static_cast<uint32_t>(id))) : ids[i];
+        };
+        bool is_new = id >= 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t i = 0; i < topk; ++i) is_new = !(choice(i) == id && i < k) && is_new;
+        PlaceInPacket place{is_new, 0};
+        CROSSDOCK_ROLLED
+        for (uint32_t i = 0; i < topk; ++i) {
+            const int32_t other = choice(i);
+            bool counts = are_held ? ctx.warp_broadcast_from(i, is_new ? 1u : 0u) != 0 : true;
+            CROSSDOCK_ROLLED
+            for (uint32_t j = 0; !are_held && counts && j < i; ++j) counts = ids[j] != other;
+            if (counts && other >= first && other < id) ++place.row;
+        }
+        return place;
+    }
+};
+
 }  // namespace
 }  // namespace crossdock

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput combine, send half: rows return to their source ranks, one per token: a flat row unchanged,
-// expert-major rows of one token summed. Not used for source ranks that read the rows in place.
+// High-throughput combine, send half: rows return to their source ranks, a packet per token: a flat row unchanged, the
+// sum of expert-major rows, or these rows one by one (HtWire::kChoices). Not used for source ranks that read the rows in place.
 #pragma once
 
+#include "device/row_copy.h"
 #include "device/sum_rows.h"
+#include "kernels/ht/combine_rows.h"
 #include "kernels/ht/flags.h"
 #include "kernels/ht/row_batches.h"
-#include "kernels/ht/weights.h"
 
 namespace crossdock {
 namespace {
@@ -80,8 +81,8 @@ CROSSDOCK_DEVICE RowSequence returned_rows(const Ctx& ctx, const HtCombineArgs& 
     return {ctx.warp_idx(), args.warp_layout.producers, false, false, args.token_rows};
 }
 
-// Flat: rows return to their source ranks unchanged, through the warp's stages.
-template <typename Args>
+// Rows return to their source ranks unchanged, through the warp's stages: flat ones, or those of choices.
+template <HtWire kWire, typename Args>
 class RowReturner {
   public:
     CROSSDOCK_DEVICE RowReturner(const Ctx& ctx, const Args& args, const Operation& operation)
@@ -93,8 +94,11 @@ class RowReturner {
         CROSSDOCK_ROLLED
         for (const PlannedRow* row = rows_.next(ctx); row != nullptr; row = rows_.next(ctx)) {
             const bool may_send = returns_.wait_for_slot(ctx, *row);
-            if (const RowStage::Lead lead{ctx}; lead && row->num_slots > 0) copy_staged(ctx, *row, may_send);
+            if (const RowStage::Lead lead{ctx}; lead) copy_staged(ctx, *row, may_send);
             ctx.warp_sync();
+            if constexpr (kWire == HtWire::kChoices) {
+                if (may_send) complete(ctx, *row);
+            }
             if constexpr (kIsElastic<Args>) {
                 if (may_send) return_words(ctx, args_, *row, returns_.packet_of(ctx, *row));
             }
@@ -105,41 +109,81 @@ class RowReturner {
     }
 
   private:
+    // A part of one of a packet's rows, which passes a stage. row null: none.
+    struct Part {
+        const PlannedRow* row;
+        uint32_t index;  // of the row in its packet
+        uint32_t first;  // byte of the row
+    };
+
     CROSSDOCK_DEVICE RowStage stage(const Ctx& ctx, uint32_t round) const {
         return stage_of_warp(ctx, args_.warp_layout, args_.shared, round % args_.warp_layout.producer_stages);
     }
-    CROSSDOCK_DEVICE uint32_t part(uint32_t first) const {
-        const uint32_t left = args_.row_bytes - first;
+    CROSSDOCK_DEVICE uint32_t bytes_of(const Part& part) const {
+        const uint32_t left = args_.row_bytes - part.first;
         return left < args_.warp_layout.chunk_bytes ? left : args_.warp_layout.chunk_bytes;
+    }
+    CROSSDOCK_DEVICE const std::byte* source_of(const Part& part) const {
+        const uint32_t slot = kWire == HtWire::kChoices ? rows_.slots(*part.row)[part.index] : part.row->number;
+        return args_.tokens + uint64_t{slot} * args_.row_bytes + part.first;
+    }
+
+    // The first part of a packet's rows from `index` on.
+    CROSSDOCK_DEVICE Part first_part(const PlannedRow* row, uint32_t index) const {
+        if constexpr (kWire == HtWire::kChoices) {
+            while (row != nullptr && index < row->num_slots && rows_.slots(*row)[index] == kNoSlot) ++index;
+        }
+        return row != nullptr && index < row->num_slots ? Part{row, index, 0} : Part{nullptr, 0, 0};
+    }
+    // The part of the same packet behind that one.
+    CROSSDOCK_DEVICE Part next_part(const Part& part) const {
+        const uint32_t end = part.first + args_.warp_layout.chunk_bytes;
+        if (end < args_.row_bytes) return {part.row, part.index, end};
+        if constexpr (kWire == HtWire::kChoices) return first_part(part.row, part.index + 1);
+        return {nullptr, 0, 0};
     }
 
     // The leader. Loads the next part into its stage while the previous part is sent.
     CROSSDOCK_DEVICE void copy_staged(const Ctx& ctx, const PlannedRow& row, bool may_send) {
         ctx.enter(Phase::kCombineStore);
         CROSSDOCK_ROLLED
-        for (uint32_t first = 0; first < args_.row_bytes; first += args_.warp_layout.chunk_bytes) {
-            if (!is_begun_) load(ctx, row, first, round_);
-            const uint32_t end = first + args_.warp_layout.chunk_bytes;
-            const PlannedRow* const next = end < args_.row_bytes ? &row : rows_.peek();
-            is_begun_ = args_.warp_layout.producer_stages > 1 && next != nullptr && next->num_slots > 0;
-            if (is_begun_) load(ctx, *next, end < args_.row_bytes ? end : 0, round_ + 1);
+        for (Part part = first_part(&row, 0); part.row != nullptr;) {
+            if (!is_begun_) load(ctx, part, round_);
+            const Part next = next_part(part);
+            const Part loaded = next.row != nullptr ? next : first_part(rows_.peek(), 0);
+            is_begun_ = args_.warp_layout.producer_stages > 1 && loaded.row != nullptr;
+            if (is_begun_) load(ctx, loaded, round_ + 1);
             const RowStage from = stage(ctx, round_);
             from.wait_loaded(ctx, round_ / args_.warp_layout.producer_stages);
-            if (may_send) from.store(ctx, returns_.packet_of(ctx, row) + first, 0, part(first), true);
+            if (may_send)
+                from.store(ctx, returns_.packet_of(ctx, row) + part.index * args_.row_bytes + part.first, 0,
+                           bytes_of(part), true);
             RowStage::end_group(ctx);
-            if (first == 0) returns_.raise(ctx, 1);
+            if (part.index == 0 && part.first == 0) returns_.raise(ctx, 1);
             ++round_;
+            part = next;
         }
     }
 
-    CROSSDOCK_DEVICE void load(const Ctx& ctx, const PlannedRow& row, uint32_t first, uint32_t round) const {
+    CROSSDOCK_DEVICE void load(const Ctx& ctx, const Part& part, uint32_t round) const {
         const RowStage to = stage(ctx, round);
         to.wait_reusable(ctx);
-        to.load(ctx, args_.tokens + uint64_t{row.number} * args_.row_bytes + first, part(first));
+        to.load(ctx, source_of(part), bytes_of(part));
+    }
+
+    // The whole warp. Zeros for the rows that have no place, and how many rows there are.
+    CROSSDOCK_DEVICE void complete(const Ctx& ctx, const PlannedRow& row) const {
+        std::byte* const packet = returns_.packet_of(ctx, row);
+        CROSSDOCK_ROLLED
+        for (uint32_t i = 0; i < row.num_slots; ++i) {
+            if (rows_.slots(row)[i] == kNoSlot) zero_row(ctx, packet + i * args_.row_bytes, args_.row_bytes);
+        }
+        if (is_leader(ctx)) *row_count_of(args_, packet) = row.num_slots;
+        ctx.warp_sync();
     }
 
     const Args& args_;
-    RowBatches<> rows_;
+    RowBatches<kWire == HtWire::kChoices ? Places::kOfChoices : Places::kByExpert> rows_;
     Returns returns_;
     uint32_t round_ = 0;     // of the stages
     bool is_begun_ = false;  // the next load is issued; known to the leader
@@ -199,7 +243,7 @@ class SumReturner {
     }
 
     const Args& args_;
-    RowBatches<kIsElastic<Args>> rows_;
+    RowBatches<kPlacesOfSum<Args>> rows_;
     Returns returns_;
     HtPlan plan_;
     uint32_t round_ = 0;  // of the stages

@@ -476,7 +476,11 @@ CROSSDOCK_DEVICE uint32_t list_slots(const Ctx& ctx, const HtCommon& c, uint32_t
     return num;
 }
 
-// The same by one lane.
+// No place: the row lies behind the budget or the tensor's end.
+inline constexpr uint32_t kNoSlot = UINT32_MAX;
+
+// The same by one lane. keeps_omitted: kNoSlot stands for those that are no places.
+template <bool keeps_omitted = false>
 CROSSDOCK_DEVICE uint32_t list_slots(const HtCommon& c, uint32_t source, uint32_t chunk, uint32_t bit, uint32_t row,
                                      uint64_t limit, uint32_t* slots) {
     if (!c.expert_major) {
@@ -490,7 +494,8 @@ CROSSDOCK_DEVICE uint32_t list_slots(const HtCommon& c, uint32_t source, uint32_
         CROSSDOCK_ROLLED
         for (uint64_t bits = bitmap[w]; bits != 0; bits &= bits - 1) {
             const uint32_t slot = slot_of(c, 64 * w + lowest_one(bits), source, chunk, bit);
-            if (slot < c.budget && slot < limit) slots[num++] = slot;
+            const bool is_place = slot < c.budget && slot < limit;
+            if (is_place || keeps_omitted) slots[num++] = is_place ? slot : kNoSlot;
         }
     }
     return num;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The quantisation recipes of HT's combine: the forms in which its rows travel. What callers pass for each:
+// The forms in which the rows of HT's combine travel; among them its quantisation recipes. What callers pass for each:
 // core/recipes.h. How to add one: CONTRIBUTING.md. A dispatch sends rows as they are.
 //
 // A row is quantised in pieces of `quantised_bytes` (HtWarpLayout; the last may be shorter), one after the other in the
@@ -14,14 +14,17 @@
 
 namespace crossdock {
 
-// Unchanged rows, or quantised bf16 rows (expert-major, one team).
-enum class HtWire : uint32_t { kRows, kMxfp8 };
+enum class HtWire : uint32_t {
+    kRows,     // one row for each rank of a token: the sum of its experts' rows
+    kMxfp8,    // the same, bf16 rows quantised (expert-major, one team)
+    kChoices,  // expert-major: the row of every expert, which the source rank adds up in the order of choices
+};
 
 constexpr HtWire ht_wire_of(ncclEpCombQuant_t recipe) {
     return recipe == NCCL_EP_COMB_QUANT_MXFP8 ? HtWire::kMxfp8 : HtWire::kRows;
 }
 
-CROSSDOCK_HOST_DEVICE constexpr bool is_quantised(HtWire wire) { return wire != HtWire::kRows; }
+CROSSDOCK_HOST_DEVICE constexpr bool is_quantised(HtWire wire) { return wire == HtWire::kMxfp8; }
 
 // Calls run<dtype, wire>().
 template <typename Run>
@@ -31,6 +34,8 @@ void with_wire(DType dtype, HtWire wire, Run run) {
             return with_dtype(dtype, [&]<DType kDType>() { run.template operator()<kDType, HtWire::kRows>(); });
         case HtWire::kMxfp8:
             return run.template operator()<DType::kBf16, HtWire::kMxfp8>();
+        case HtWire::kChoices:
+            return with_dtype(dtype, [&]<DType kDType>() { run.template operator()<kDType, HtWire::kChoices>(); });
     }
 }
 
@@ -38,6 +43,7 @@ void with_wire(DType dtype, HtWire wire, Run run) {
 constexpr uint32_t wire_granule(HtWire wire) {
     switch (wire) {
         case HtWire::kRows:
+        case HtWire::kChoices:
             break;
         case HtWire::kMxfp8:
             return kMxfp8Block * dtype_bytes(DType::kBf16);
@@ -49,6 +55,7 @@ constexpr uint32_t wire_granule(HtWire wire) {
 CROSSDOCK_HOST_DEVICE constexpr uint32_t wire_bytes(HtWire wire, uint32_t bytes) {
     switch (wire) {
         case HtWire::kRows:
+        case HtWire::kChoices:
             break;
         case HtWire::kMxfp8:
             return mxfp8_part_bytes(bytes / 2);

@@ -18,8 +18,18 @@ struct RowSequence {
     uint64_t limit;    // rows of the tensor: expert-major slots beyond are omitted
 };
 
-// by_column: elastic, expert-major: the places of a row in the order of its token's columns.
-template <bool by_column = false>
+// The places of a row.
+enum class Places {
+    kByExpert,
+    kByColumn,   // elastic, expert-major: in the order of its token's columns
+    kOfChoices,  // expert-major: kNoSlot for an expert whose row has none
+};
+
+// In whose order a token's rows are summed before they return.
+template <typename Args>
+inline constexpr Places kPlacesOfSum = kIsElastic<Args> ? Places::kByColumn : Places::kByExpert;
+
+template <Places places = Places::kByExpert>
 class RowBatches {
   public:
     CROSSDOCK_DEVICE RowBatches(const Ctx& ctx, const HtCommon& c, const HtShared& shared, const RowSequence& sequence)
@@ -74,9 +84,10 @@ class RowBatches {
   private:
     CROSSDOCK_DEVICE uint32_t list(const PlannedRow& row, uint32_t* slots) const {
         const uint32_t source = row.peer;
-        if constexpr (by_column)
+        if constexpr (places == Places::kByColumn)
             return list_slots_by_column(c_, source, row.chunk, row.bit, row.number, sequence_.limit, slots);
-        return list_slots(c_, source, row.chunk, row.bit, row.number, sequence_.limit, slots);
+        return list_slots<places == Places::kOfChoices>(c_, source, row.chunk, row.bit, row.number, sequence_.limit,
+                                                        slots);
     }
     CROSSDOCK_DEVICE bool find(uint32_t at, uint32_t n, PlannedRow& planned) const {
         const uint32_t num_ranks = c_.arena.num_ranks;

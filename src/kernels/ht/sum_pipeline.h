@@ -168,7 +168,7 @@ class SumPipeline {
     }
 
     // The same for rows that return to their source ranks.
-    CROSSDOCK_DEVICE uint32_t plan_returned(const Ctx& ctx, RowBatches<kIsElastic<Args>>& rows, uint32_t n) const {
+    CROSSDOCK_DEVICE uint32_t plan_returned(const Ctx& ctx, RowBatches<kPlacesOfSum<Args>>& rows, uint32_t n) const {
         const HtBatch to = batch(ctx, n);
         const uint32_t topk = args_.common.topk;
         const uint32_t num = rows.look_up(ctx, to);
@@ -182,7 +182,7 @@ class SumPipeline {
     }
 
     CROSSDOCK_DEVICE void plan_all(const Ctx& ctx) const {
-        RowBatches<kIsElastic<Args>> rows(ctx, args_.common, args_.shared, {0, 1, false, false, args_.token_rows});
+        RowBatches<kPlacesOfSum<Args>> rows(ctx, args_.common, args_.shared, {0, 1, false, false, args_.token_rows});
         uint32_t num = 1;
         CROSSDOCK_ROLLED
         for (uint32_t n = 0; num > 0; ++n) {

@@ -18,7 +18,7 @@ RankProgram round_trips(const Problem& problem, const Problem& next) {
     return [problem, next](RankContext& context) {
         ScopedArena arena(context, kHtWindowBytes);
         const ncclEpGroupConfig_t config = group_config_for(context, problem);
-        Group group(context, context.comm(), config);
+        Group group(context, context.comm(), config, problem.invariant);
         for (const bool windows : {false, true}) {
             LayerOptions options;
             options.arena = arena.get();
@@ -37,7 +37,7 @@ TEST(HtLsaTeam, EveryShapeMatchesTheReference) {
         const uint64_t num_seeds = seeds_or(81, 4).count;
         for (uint64_t seed = 81; seed < 81 + num_seeds; ++seed) {
             const Problem problem =
-                random_problem(seed, {.algorithm = kHighThroughput, .num_ranks = 8, .most_row_bytes = 512});
+                random_problem(seed, {.algorithm = kHighThroughput, .num_ranks = 8, .most_row_bytes = 512, .invariant_groups = true});
             for (const int lsa_team_size : {8, 4, 2, 1}) {
                 const WithLsaTeam team(lsa_team_size);
                 expect_clean(spec, 8, seed, round_trips(problem, rerouted(problem, seed + 1000)));

@@ -32,10 +32,11 @@ ncclEpGroupConfig_t group_config_for(RankContext& context, const Problem& proble
 }
 
 ncclResult_t create_group(RankContext& context, ncclEpGroup_t* group, ncclComm_t comm,
-                          const ncclEpGroupConfig_t* config) {
+                          const ncclEpGroupConfig_t* config, bool invariant) {
     crossdockGroupOptions_t group_options = CROSSDOCK_GROUP_OPTIONS_INIT;
     group_options.lsa_team_size = lsa_team_for(context.num_ranks());
-    if (group_options.lsa_team_size == 0) return ncclEpCreateGroup(group, comm, config);
+    group_options.invariant = invariant ? 1 : 0;
+    if (group_options.lsa_team_size == 0 && !invariant) return ncclEpCreateGroup(group, comm, config);
     return crossdockCreateGroup(group, comm, config, &group_options);
 }
 
@@ -45,9 +46,10 @@ crossdockTraffic_t traffic_of(RankContext& context, ncclEpGroup_t group) {
     return traffic;
 }
 
-Group::Group(RankContext& context, ncclComm_t comm, const ncclEpGroupConfig_t& config) : context_(context) {
+Group::Group(RankContext& context, ncclComm_t comm, const ncclEpGroupConfig_t& config, bool invariant)
+    : context_(context) {
     Fleeting<ncclEpGroupConfig_t> copy(config);
-    RANK_OK(context, create_group(context, &group_, comm, copy.get()));
+    RANK_OK(context, create_group(context, &group_, comm, copy.get(), invariant));
 }
 
 Group::~Group() {

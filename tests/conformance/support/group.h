@@ -16,7 +16,7 @@ ncclEpGroupConfig_t group_config_for(RankContext& context, const Problem& proble
 
 // ncclEpCreateGroup, in LSA teams as --lsa-team says.
 ncclResult_t create_group(RankContext& context, ncclEpGroup_t* group, ncclComm_t comm,
-                          const ncclEpGroupConfig_t* config);
+                          const ncclEpGroupConfig_t* config, bool invariant = false);
 
 // What the group says of its teams and of what it has sent.
 crossdockTraffic_t traffic_of(RankContext& context, ncclEpGroup_t group);
@@ -24,9 +24,11 @@ crossdockTraffic_t traffic_of(RankContext& context, ncclEpGroup_t group);
 class Group {
   public:
     // Stops the program if the group cannot be made.
-    Group(RankContext& context, ncclComm_t comm, const ncclEpGroupConfig_t& config);
-    Group(RankContext& context, const auto& problem)
-        : Group(context, context.comm(), group_config_for(context, problem)) {}
+    Group(RankContext& context, ncclComm_t comm, const ncclEpGroupConfig_t& config, bool invariant = false);
+    Group(RankContext& context, const Problem& problem)
+        : Group(context, context.comm(), group_config_for(context, problem), problem.invariant) {}
+    Group(RankContext& context, const std::vector<Problem>& problems)
+        : Group(context, context.comm(), group_config_for(context, problems)) {}
     ~Group();
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;

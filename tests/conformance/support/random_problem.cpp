@@ -192,6 +192,11 @@ std::vector<CombineRecipe> quantising_combines(ncclEpAlgorithm_t mode, bool is_e
     return recipes;
 }
 
+bool can_be_invariant(const Problem& problem) {
+    return problem.expert_major() && problem.sums == CROSSDOCK_SUMS_EXACT &&
+           (!problem.is_ht() || problem.combine_recipe == NCCL_EP_COMB_QUANT_NONE);
+}
+
 Problem random_problem(uint64_t seed, const ProblemLimits& limits) {
     Random random(seed);
     Problem problem{.algorithm = limits.algorithm, .seed = seed, .num_ranks = limits.num_ranks};
@@ -199,6 +204,8 @@ Problem random_problem(uint64_t seed, const ProblemLimits& limits) {
     choose_dispatch(problem, limits, random);
     choose_combine(problem, limits, random);
     choose_numbers(problem, limits, random);
+    problem.invariant =
+        limits.invariant_groups && can_be_invariant(problem) && reference::random_bits(seed, 9) % 3 == 0;
     if (problem.is_ht()) {
         choose_budget(problem, limits.room, random.bits());
         return rerouted(problem, seed);

@@ -48,10 +48,14 @@ struct ProblemLimits {
     Room room = Room::kAny;  // high throughput
     // NVFP4 needs GPUs that convert to 4 bits, MXFP8 one LSA team.
     bool quantised_combines = algorithm == kLowLatency;
-    bool scales = true;  // low latency
+    bool scales = true;              // low latency
+    bool invariant_groups = false;  // some of those that can be
 };
 
 Problem random_problem(uint64_t seed, const ProblemLimits& limits);
+
+// Whether an invariant group can have such handles and combines.
+bool can_be_invariant(const Problem& problem);
 
 // New routing, numbers of tokens and data for the same shapes. keep_counts: as many tokens on each rank as before.
 Problem rerouted(const Problem& problem, uint64_t seed, bool keep_counts = false);

@@ -172,9 +172,11 @@ class Sequence {
         }
         for (Problem& problem : problems) problem.max_tokens = max_tokens;
         if (in_ht) share_budget(problems, room);
+        const bool is_invariant = std::ranges::all_of(problems, can_be_invariant) && random_.chance(50);
         for (Problem& problem : problems) {
             // A group of a version 1 caller is another group's matter (compatibility_test.cpp).
             problem.asks_as_v1 = false;
+            problem.invariant = is_invariant;
             problem = rerouted(problem, random_.bits());
         }
         return problems;
@@ -198,7 +200,8 @@ class Sequence {
         ncclEpGroupConfig_t config = group_config_for(context_, problems);
         config.max_num_sms = sms_of_a_group(limits.algorithm);
         const bool other_communicator = shape_.two_communicators && groups_.size() % 2 == 1;
-        groups_.emplace_back(context_, other_communicator ? context_.make_communicator() : context_.comm(), config);
+        groups_.emplace_back(context_, other_communicator ? context_.make_communicator() : context_.comm(), config,
+                             problems[0].invariant);
         int& pending = pending_.emplace_back(0);
         for (const Problem& problem : problems) {
             LayerOptions options;
