@@ -1,24 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engines that need a GPU: FlashInfer's nccl_ep backend, TransformerEngine's EP interface, Megatron-Core's ncclep
-dispatcher, and DeepEP's classes.
+dispatcher, its training of a small MoE GPT over DeepEP's classes, and those classes.
 
 Where there is a network, with a build of the library for GPUs and the Python package for the other machine's Python:
 
     python tests/engines/gpu.py pack FOLDER --library build/cuda/src/libnccl_ep.so.0 --package PACKAGE [--python 3.12]
 
-makes a folder of less than 64 MiB. Where there is a GPU, with Python, torch for CUDA 13, NumPy and cuda-bindings:
+makes a folder of less than 64 MiB. With --only megatron_gpt, the folder is for that program alone, and half as large.
+Where there is a GPU, with Python, torch for CUDA 13, NumPy and cuda-bindings:
 
     python3 FOLDER/tests/gpu.py run [--ranks 4] [--only flashinfer] [--dry-run]
 
 runs all cases, each on all ranks, which may share one GPU, and prints a table. --deep-ep-tests names the tests folder
-of a checkout of DeepEP 2, whose own test programs then run, too, unchanged.
+of a checkout of DeepEP 2, whose own test programs then run, too, unchanged. --megatron-gpt "--hidden 2048 losses" is
+for gpu_megatron_gpt.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
+import itertools
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -62,18 +67,21 @@ def pack(options: argparse.Namespace) -> int:
     for name in ("tests", "packed"):
         (out / name).mkdir(parents=True)
     for file in [*HERE.glob("*.py"), *HERE.parents[1].glob("python/tests/deep_ep_*.py")]:
-        shutil.copy(file, out / "tests")
+        if not file.name.startswith("test_"):
+            shutil.copy(file, out / "tests")
+    is_all = not options.only
     with tempfile.TemporaryDirectory() as name:
         site = Path(name)
-        # The bindings of nccl.ep and nccl4py; NVIDIA's own library stays behind.
-        for package, version in (("nccl-extensions", "0.1.0"), ("nccl4py", "0.6.0")):
-            part = wheels.Wheel(package, version, 22, r"nccl/(?!ep/lib|ep/include|m2n)", options.python)
-            shutil.copytree(wheels.folder(part), site, dirs_exist_ok=True)
-        shutil.copytree(wheels.folder(wheels.FLASHINFER), site / "engines")
         # Separate folders: Megatron-Core must not find TransformerEngine on its path.
         only_python = shutil.ignore_patterns("*.so", "*.cpp", "*.dist-info")
         shutil.copytree(wheels.folder(wheels.MEGATRON), site / "megatron_core", ignore=only_python)
-        shutil.copytree(wheels.folder(wheels.TRANSFORMER_ENGINE_EP), site / "transformer_engine_ep")
+        if is_all:
+            # The bindings of nccl.ep and nccl4py; NVIDIA's own library stays behind.
+            for package, version in (("nccl-extensions", "0.1.0"), ("nccl4py", "0.6.0")):
+                part = wheels.Wheel(package, version, 22, r"nccl/(?!ep/lib|ep/include|m2n)", options.python)
+                shutil.copytree(wheels.folder(part), site, dirs_exist_ok=True)
+            shutil.copytree(wheels.folder(wheels.FLASHINFER), site / "engines")
+            shutil.copytree(wheels.folder(wheels.TRANSFORMER_ENGINE_EP), site / "transformer_engine_ep")
         if options.package is not None:
             copy_package(options.package, site)
         shutil.copy(options.library, site / "libnccl_ep.so.0")
@@ -81,7 +89,8 @@ def pack(options: argparse.Namespace) -> int:
             subprocess.run(["strip", "--strip-unneeded", library], check=True)
         with tarfile.open(out / "packed" / "site.tar.xz", "w:xz") as archive:
             archive.add(site, "site", filter=lambda file: None if "__pycache__" in file.name else file)
-    for wheel, name in ((wheels.NCCL, "libnccl.so.2"), (wheels.TRANSFORMER_ENGINE, "libtransformer_engine.so")):
+    libraries = [(wheels.NCCL, "libnccl.so.2"), (wheels.TRANSFORMER_ENGINE, "libtransformer_engine.so")]
+    for wheel, name in libraries if is_all else libraries[:1]:
         source = next(wheels.folder(wheel_for(wheel, options.python)).rglob(name))
         slim.pack(source, out / "packed" / f"{name}.xz", options.architecture)
     total = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
@@ -95,14 +104,14 @@ def pack(options: argparse.Namespace) -> int:
 
 
 def copy_package(package: Path, site: Path) -> None:
-    """crossdock from a wheel, or from a build folder's python/crossdock; its library is packed on its own."""
+    """crossdock from a wheel, or from its unpacked or built folder; its library is packed on its own."""
     target = site / "crossdock"
     if package.is_file():
         with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(package) as archive:
             archive.extractall(scratch)
             shutil.copytree(Path(scratch, "crossdock"), target, ignore=shutil.ignore_patterns("lib", "include"))
     else:
-        shutil.copytree(package, target, ignore=shutil.ignore_patterns("*.pyi"))
+        shutil.copytree(package, target, ignore=shutil.ignore_patterns("*.pyi", "lib", "include"))
 
 
 # --- run
@@ -269,7 +278,47 @@ def run_deep_ep_tests(root: Path, part: Part, options: argparse.Namespace, log: 
     return found
 
 
-RUNNERS = {"deep_ep_gpu.py": run_deep_ep, "deep_ep_tests": run_deep_ep_tests}  # the others: run_part
+def run_megatron_gpt(root: Path, part: Part, options: argparse.Namespace, log: Path) -> dict[str, str]:
+    """Under torchrun. After a case that ended its ranks, the others start again; its lines behind "|" are printed."""
+    found: dict[str, str] = {}
+    words = shlex.split(options.megatron_gpt)
+    given = [word for word in words if word in part.cases]
+    left = given or list(part.cases)
+    while left:
+        step = log.with_name(f"{log.stem}-{len(found)}.log")
+        port, program = str(ranks.free_port()), str(root / "tests" / part.program)
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(options.ranks)]
+        command += ["--master-addr", "127.0.0.1", "--master-port", port]
+        command += ["-m", "crossdock", "run", "--as-deep-ep", program]
+        command += [*(word for word in words if word not in given), *left]
+        base = os.environ | environment(root, part)
+        base["PYTHONPATH"] = os.pathsep.join([base["PYTHONPATH"], *part.arguments])
+        with step.open("wb") as file:
+            process = subprocess.Popen(command, env=base, stdout=file, stderr=file, start_new_session=True)
+            try:
+                process.wait(options.timeout)
+            except subprocess.TimeoutExpired:
+                print(f"{part.engine}: no end within {options.timeout} s, see {step}", flush=True)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        lines = step.read_text(errors="replace").splitlines()
+        print("\n".join(line for line in lines if line.startswith("| ")), flush=True)
+        new = {name: word for name, word in outcomes(step) if name in left}
+        if process.returncode != 0 and len(new) < len(left):
+            own = itertools.takewhile(lambda line: "torch/distributed/elastic" not in line, lines)
+            said = [f"    {line}" for line in own if not line.startswith("| ")]
+            print("\n".join(said[-60:]), flush=True)
+        found |= new or dict.fromkeys(left, "FAILED")  # without a case that started, none would
+        left = [name for name in left if name not in found]
+    return found
+
+
+RUNNERS = {  # the others: run_part
+    "deep_ep_gpu.py": run_deep_ep,
+    "deep_ep_tests": run_deep_ep_tests,
+    "gpu_megatron_gpt.py": run_megatron_gpt,
+}
 
 
 def listed(root: Path, program: str) -> list[str]:
@@ -279,11 +328,16 @@ def listed(root: Path, program: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def parts_of(root: Path) -> list[Part]:
-    flashinfer = listed(root, "gpu_flashinfer.py")
+def parts_of(root: Path, only: str) -> list[Part]:
+    """Those with `only` in their program's name."""
+
+    def cases(program: str) -> list[str]:
+        return listed(root, program) if only in program else []
+
+    flashinfer = cases("gpu_flashinfer.py")
     killed = [name for name in flashinfer if name.startswith("killed")]
     site, transformer = root / "work" / "site", str(root / "work" / "libtransformer_engine.so")
-    return [
+    parts = [
         Part(
             "FlashInfer",
             "gpu_flashinfer.py",
@@ -295,14 +349,21 @@ def parts_of(root: Path) -> list[Part]:
             "TransformerEngine",
             "gpu_transformer_engine.py",
             [transformer],
-            listed(root, "gpu_transformer_engine.py"),
+            cases("gpu_transformer_engine.py"),
             loading="LAZY",
         ),
         Part(
             "Megatron-Core",
             "gpu_megatron.py",
             [transformer, str(site / "megatron_core"), str(site / "transformer_engine_ep")],
-            listed(root, "gpu_megatron.py"),
+            cases("gpu_megatron.py"),
+            loading="LAZY",
+        ),
+        Part(
+            "Megatron-Core's GPT",
+            "gpu_megatron_gpt.py",
+            [str(site / "megatron_core")],
+            cases("gpu_megatron_gpt.py"),
             loading="LAZY",
         ),
         Part(
@@ -313,6 +374,7 @@ def parts_of(root: Path) -> list[Part]:
         ),
         Part("DeepEP's own tests", "deep_ep_tests", [], list(DEEP_EP_TESTS)),
     ]
+    return [part for part in parts if only in part.program]
 
 
 def reason_to_skip(root: Path, part: Part, options: argparse.Namespace) -> str:
@@ -324,14 +386,15 @@ def reason_to_skip(root: Path, part: Part, options: argparse.Namespace) -> str:
 
     if not torch.cuda.is_available():
         return "no GPU"
-    if part.program.startswith("deep_ep") and not list((root / "work" / "site" / "crossdock").glob("_core*.so")):
+    needs_package = part.program.startswith(("deep_ep", "gpu_megatron_gpt"))
+    if needs_package and not list((root / "work" / "site" / "crossdock").glob("_core*.so")):
         return "the folder was packed without --package"
     return ""
 
 
 def run(options: argparse.Namespace) -> int:
     root = HERE.parent
-    parts = [part for part in parts_of(root) if options.only in part.program]
+    parts = parts_of(root, options.only)
     if not parts:
         print(f"gpu.py: no engine's program has '{options.only}' in its name")
         return 2
@@ -371,14 +434,18 @@ def main() -> int:
     packing.add_argument("folder", type=Path)
     packing.add_argument("--library", type=Path, required=True, help="libnccl_ep.so.0 of a build for GPUs")
     packing.add_argument("--package", type=Path, help="crossdock's wheel, or a build's python/crossdock, for --python")
+    packing.add_argument("--only", choices=["megatron_gpt"], help="leave out what other programs need")
     packing.add_argument("--python", default="3.12", help="the other machine's Python (3.12)")
     packing.add_argument("--architecture", type=int, default=90, help="of the GPU (90)")
     packing.set_defaults(do=pack)
     running = commands.add_parser("run", help="run the cases of this folder here")
     running.add_argument("--ranks", type=int, default=4)
     running.add_argument(
-        "--only", default="", help="flashinfer, transformer_engine, megatron, deep_ep_gpu or deep_ep_tests"
+        "--only",
+        default="",
+        help="flashinfer, transformer_engine, megatron, megatron_gpt, deep_ep_gpu or deep_ep_tests",
     )
+    running.add_argument("--megatron-gpt", default="", metavar="WORDS", help="options and cases of gpu_megatron_gpt.py")
     running.add_argument(
         "--deep-ep-tests", type=Path, metavar="FOLDER", help="the tests folder of a checkout of DeepEP 2"
     )
