@@ -40,16 +40,24 @@ def blank_others(image: bytearray, architecture: int) -> tuple[int, int]:
     return kept, blanked
 
 
+def slim(library: Path, architecture: int) -> int:
+    """Strips the library and blanks the device code of other architectures, in place; returns the bytes kept of it."""
+    subprocess.run(["strip", "--strip-unneeded", library], check=True)
+    image = bytearray(library.read_bytes())
+    kept, _ = blank_others(image, architecture)
+    library.write_bytes(image)
+    return kept
+
+
 def pack(library: Path, out: Path, architecture: int) -> None:
     """Writes out, an .xz, with the library for one architecture."""
     stripped = out.with_suffix(".stripped")
     shutil.copy(library, stripped)
     try:
-        subprocess.run(["strip", "--strip-unneeded", stripped], check=True)
-        image = bytearray(stripped.read_bytes())
+        kept = slim(stripped, architecture)
+        image = stripped.read_bytes()
     finally:
         stripped.unlink()
-    kept, _ = blank_others(image, architecture)
     if kept == 0:
         raise ValueError(f"{library} has no device code for sm_{architecture}")
     out.write_bytes(lzma.compress(image, preset=4))
