@@ -77,6 +77,10 @@ answers 1 resources --updte
 said "Did you mean '--update'?"
 answers 1 gpu-bundle --here
 said "gpu-bundle takes a folder"
+answers 1 engines-gpu
+said "engines-gpu takes Crossdock's wheel for GPUs, not ''"
+answers 1 engines-gpu crossdock.whl
+said "not 'crossdock.whl'"
 answers 1 release python9.9
 said "python9.9 has no headers, or is not there"
 for name in doctor lint format wheel docs; do

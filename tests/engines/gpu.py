@@ -127,6 +127,7 @@ class Part:
     cases: list[str]
     own: list[str] = field(default_factory=list)
     loading: str = "EAGER"
+    figures: list[str] = field(default_factory=list)  # that its ranks printed, for the table
 
 
 def library_folders() -> list[str]:
@@ -176,20 +177,20 @@ def start(root: Path, part: Part, names: list[str], num_ranks: int, log: Path) -
 def wait(processes: list[ranks.Process], timeout_s: float, grace_s: float = 15) -> bool:
     """Until rank 0 has ended, or another failed; the rest have the grace, and are then ended. False: too long."""
     deadline = time.monotonic() + timeout_s
-    is_over = True
-    while any(process.poll() is None for process in processes):
-        now = time.monotonic()
-        has_ended = processes[0].poll() is not None or any(process.poll() for process in processes)
-        if has_ended:
-            deadline = min(deadline, now + grace_s)
-        if now > deadline:
-            is_over = has_ended
-            break
-        time.sleep(0.1)
-    for process in processes:
-        process.kill()
-        process.wait()
-    return is_over
+    try:
+        while any(process.poll() is None for process in processes):
+            now = time.monotonic()
+            has_ended = processes[0].poll() is not None or any(process.poll() for process in processes)
+            if has_ended:
+                deadline = min(deadline, now + grace_s)
+            if now > deadline:
+                return has_ended
+            time.sleep(0.1)
+        return True
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def outcomes(log: Path) -> Iterator[tuple[str, str]]:
@@ -299,10 +300,12 @@ def run_megatron_gpt(root: Path, part: Part, options: argparse.Namespace, log: P
                 process.wait(options.timeout)
             except subprocess.TimeoutExpired:
                 print(f"{part.engine}: no end within {options.timeout} s, see {step}", flush=True)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         lines = step.read_text(errors="replace").splitlines()
+        part.figures += [line for line in lines if line.startswith("| ")]
         print("\n".join(line for line in lines if line.startswith("| ")), flush=True)
         new = {name: word for name, word in outcomes(step) if name in left}
         if process.returncode != 0 and len(new) < len(left):
@@ -329,10 +332,13 @@ def listed(root: Path, program: str) -> list[str]:
 
 
 def parts_of(root: Path, only: str) -> list[Part]:
-    """Those with `only` in their program's name."""
+    """Those with `only`, or one of its words between commas, in their program's name."""
+
+    def is_chosen(program: str) -> bool:
+        return any(word in program for word in only.split(","))
 
     def cases(program: str) -> list[str]:
-        return listed(root, program) if only in program else []
+        return listed(root, program) if is_chosen(program) else []
 
     flashinfer = cases("gpu_flashinfer.py")
     killed = [name for name in flashinfer if name.startswith("killed")]
@@ -374,7 +380,7 @@ def parts_of(root: Path, only: str) -> list[Part]:
         ),
         Part("DeepEP's own tests", "deep_ep_tests", [], list(DEEP_EP_TESTS)),
     ]
-    return [part for part in parts if only in part.program]
+    return [part for part in parts if is_chosen(part.program)]
 
 
 def reason_to_skip(root: Path, part: Part, options: argparse.Namespace) -> str:
@@ -423,6 +429,8 @@ def run(options: argparse.Namespace) -> int:
         rows.append(f"{part.engine:20} {numbers[0]} ok, {numbers[1]} refused, {numbers[2]} failed in {took:.0f} s")
         print(rows[-1], flush=True)
         print("\n".join(f"    {word:8} {name}" for name, word in found.items()), flush=True)
+    table = "\n".join([f"{options.ranks} ranks", *rows, *(line for part in parts for line in part.figures)])
+    (logs / "table.txt").write_text(table + "\n")
     print("\n".join(["", f"{options.ranks} ranks", *rows]))
     return 1 if has_failed else 0
 
@@ -443,7 +451,7 @@ def main() -> int:
     running.add_argument(
         "--only",
         default="",
-        help="flashinfer, transformer_engine, megatron, megatron_gpt, deep_ep_gpu or deep_ep_tests",
+        help="some of flashinfer, transformer_engine, megatron, megatron_gpt, deep_ep_gpu, deep_ep_tests, with commas",
     )
     running.add_argument("--megatron-gpt", default="", metavar="WORDS", help="options and cases of gpu_megatron_gpt.py")
     running.add_argument(
