@@ -11,9 +11,9 @@ or normal-TOKENS[-fp8][-SMSsms] (Buffer, normal mode); without one, all that --l
 timed, the results of a case are compared with the tokens; a wrong one fails the program, after the other cases.
 
 Up to 512 tokens, and in low latency, dispatch, combine and both are timed in CUDA graphs, and both also eagerly, back
-to back, which shows the host's cost. Otherwise calls are timed one by one, behind work that keeps the stream busy until the
-host has launched them; a fresh dispatch of Buffer's normal mode, which waits on the host, is timed on an idle stream. A
-sample is the slowest rank's. On CPUs all calls are timed one by one.
+to back, which shows the host's cost. Otherwise calls are timed one by one, behind work that keeps the stream busy until
+the host has launched them; a fresh dispatch of Buffer's normal mode, which waits on the host, is timed on an idle
+stream. A sample is the slowest rank's. On CPUs all calls are timed one by one.
 """
 
 from __future__ import annotations

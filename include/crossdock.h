@@ -169,26 +169,26 @@ typedef struct {
 
 /* ncclEpCreateGroup with options; NULL: none. Collective, the same options on every rank.
  * InvalidArgument: group NULL, ht_masks or invariant not 0 or 1, lsa_team_size that does not divide the ranks of the
- * communicator's LSA team, and as ncclEpCreateGroup. InvalidUsage: options that differ between ranks; ht_masks with several LSA teams,
- * or in an LL group (which has config->enable_mask).
+ * communicator's LSA team, and as ncclEpCreateGroup. InvalidUsage: options that differ between ranks; ht_masks with
+ * several LSA teams, or in an LL group (which has config->enable_mask).
  *
  * LSA teams (nodes). With lsa_team_size n, ranks [0, n), [n, 2n), ... form one team each. Results are bitwise the same
  * for every n, except sums of HT: a team adds its rows for a token of another team, rounds the sum to the tokens' type,
- * and sends it as one row; with invariant they are the same, too. The environment's CROSSDOCK_LSA_TEAM_SIZE overrides the option. On one host the network
- * between teams is a copy, so every shape of a cluster can be rehearsed there: 8 ranks as 1 x 8, 2 x 4, 4 x 2, 8 x 1.
+ * and sends it as one row; with invariant they are the same, too. The environment's CROSSDOCK_LSA_TEAM_SIZE overrides
+ * the option. On one host the network between teams is a copy, so every shape of a cluster can be rehearsed there: 8
+ * ranks as 1 x 8, 2 x 4, 4 x 2, 8 x 1.
  *
  * Invariant results (invariant). ncclEpCombine adds up the rows of a token's choices 0 to K - 1 in fp32, in this order,
- * in LL each times its weight, and rounds once. The bits of the result therefore depend on the token's rows, weights and
- * their type, and on nothing else: not on the other tokens, the number of ranks or which of them has an expert, LSA
+ * in LL each times its weight, and rounds once. The bits of the result therefore depend on the token's rows, weights
+ * and their type, and on nothing else: not on the other tokens, the number of ranks or which of them has an expert, LSA
  * teams, the number of SMs, or GPU or CPU. LL with weights of 1 and HT give the same bits, except that a token which
  * names an expert twice has its row added twice in LL and once in HT. A dispatch copies rows, so the gradient of a
  * combine is invariant, and so is that of a dispatch, which is a combine.
- *   - Layout: expert-major. In flat and rank-major layouts the caller adds up a rank's rows of a token, in an order that
- *     the library does not see.
- *   - What it costs: the row of every choice travels. In LL that is so without this option (CROSSDOCK_SUMS_EXACT). In HT
- *     a rank otherwise sends one row per token. With 8 choices at random on 4 ranks there are 2.2 times as many rows, on
- *     8 ranks 1.5 times. Rings are as much larger as a rank can have rows of a token: the lesser of the top-k
- *     (config->num_topk, if given) and the experts per rank.
+ *   - Layout: expert-major. In flat and rank-major layouts the caller adds up a rank's rows of a token, in an order
+ *     that the library does not see.
+ *   - What it costs: the row of every choice travels. In LL that is so without this option (CROSSDOCK_SUMS_EXACT). In
+ *     HT a rank otherwise sends one row per token. With 8 choices at random on 4 ranks there are 2.2 times as many
+ *     rows, on 8 ranks 1.5 times. HT's rings take about 192 MiB on a GPU instead of 68, more with many ranks.
  *   - A combine that is not of this kind ends with InvalidUsage: another layout, the recipe MXFP8 in HT,
  *     CROSSDOCK_SUMS_SENDER, elastic operations.
  *   - The environment's NCCL_EP_INVARIANT=1 has the same effect, and CROSSDOCK_SENDER_SUMS then has none.

@@ -106,8 +106,7 @@ BoundedRow bounded_row(const Problem& problem, const HtRouting& routing, int sou
     // results add half of the smallest step for each rounding.
     const double u = unit_roundoff(type);
     const double fp32 = (static_cast<double>(arrivals.size()) + 1) * 0x1p-24;
-    const int more_roundings =
-        problem.invariant ? 0 : (problem.expert_major() ? 1 : 0) + (lsa_team_size != 0 ? 1 : 0);
+    const int more_roundings = problem.invariant ? 0 : (problem.expert_major() ? 1 : 0) + (lsa_team_size != 0 ? 1 : 0);
     const double growth = std::pow(1 + u, 1 + more_roundings);
     const double relative = growth - 1 + fp32 * growth;
     const double subnormal = smallest_positive(type) * static_cast<double>(1 + more_roundings * arrivals.size());

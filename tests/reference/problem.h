@@ -56,10 +56,10 @@ struct Problem {
     crossdockSums_t sums = CROSSDOCK_SUMS_EXACT;  // low latency
 
     // High throughput.
-    size_t alignment = 1;  // of the experts' zones, in rows (expert-major)
-    size_t budget = 0;     // rows that a rank can receive; 0: eager mode, where routing decides
-    bool drops = false;    // rows past the budget are dropped, instead of failing the group
-    int group_topk = 0;    // the group's num_topk; 0: unset
+    size_t alignment = 1;    // of the experts' zones, in rows (expert-major)
+    size_t budget = 0;       // rows that a rank can receive; 0: eager mode, where routing decides
+    bool drops = false;      // rows past the budget are dropped, instead of failing the group
+    int group_topk = 0;      // the group's num_topk; 0: unset
     bool invariant = false;  // of the group: sums in the order of choices (expert-major)
 
     std::vector<RankInput> ranks;

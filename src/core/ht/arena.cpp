@@ -34,9 +34,9 @@ struct PacketBytes {
     PacketBytes(const GroupConfig& config, uint32_t ranks) : of_rows(align_up(config.max_token_bytes, 128)) {
         const uint32_t topk = most_topk(config);
         const uint64_t rows = config.invariant ? rows_of_token(topk, config.experts_per_rank() * ranks) : 1;
-        largest = align_up(std::max(config.max_token_bytes + routing_bytes(topk),
-                                    rows * config.max_token_bytes + kRowCountBytes),
-                           128);
+        largest = align_up(
+            std::max(config.max_token_bytes + routing_bytes(topk), rows * config.max_token_bytes + kRowCountBytes),
+            128);
     }
 
   private:

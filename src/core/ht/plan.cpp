@@ -301,8 +301,7 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     const uint32_t quantised = args.warp_layout.quantised_bytes();
     const uint32_t experts = common.arena.experts_per_rank;
     const uint32_t rows = are_choices ? rows_of_token(common.topk, experts) : 1;
-    const uint32_t rows_of_team =
-        are_choices ? rows_of_token(common.topk, experts * group.config().lsa_team_size) : 1;
+    const uint32_t rows_of_team = are_choices ? rows_of_token(common.topk, experts * group.config().lsa_team_size) : 1;
     const uint32_t behind_bytes = are_choices ? kRowCountBytes : args.behind_bytes;
     args.wire_bytes = wire_bytes(args.wire, rows * args.row_bytes, quantised) + behind_bytes;
     args.wire_part = wire_bytes(args.wire, args.warp_layout.chunk_bytes, quantised);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // High-throughput combine between teams: the rows that a team's ranks have for a token of another team are summed by
-// the source rank's rail peer there, in ascending order of ranks, and one row returns to the source rank. Rows of choices
-// (HtWire::kChoices) return one by one, in one packet, in the same order.
+// the source rank's rail peer there, in ascending order of ranks, and one row returns to the source rank. Rows of
+// choices (HtWire::kChoices) return one by one, in one packet, in the same order.
 #pragma once
 
 #include "device/row_copy.h"

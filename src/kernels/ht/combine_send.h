@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // High-throughput combine, send half: rows return to their source ranks, a packet per token: a flat row unchanged, the
-// sum of expert-major rows, or these rows one by one (HtWire::kChoices). Not used for source ranks that read the rows in place.
+// sum of expert-major rows, or these rows one by one (HtWire::kChoices). Not used for source ranks that read the rows
+// in place.
 #pragma once
 
 #include "device/row_copy.h"

@@ -52,10 +52,10 @@ struct HtGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t num_rings() const { return uint64_t{num_ranks} * channels; }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t most_rings() const { return uint64_t{num_ranks} * most_channels; }
 
-    // The same memory for operations of so many blocks: fewer blocks have fewer and larger rings in the same bytes, more
-    // blocks more and smaller ones. Every block waits until all ranks have entered before it writes, so nobody reads
-    // the rings of the operation before by then. Not where each ring must stay that of one sender: there operations
-    // cannot have more blocks either.
+    // The same memory for operations of so many blocks: fewer blocks have fewer and larger rings in the same bytes,
+    // more blocks more and smaller ones. Every block waits until all ranks have entered before it writes, so nobody
+    // reads the rings of the operation before by then. Not where each ring must stay that of one sender: there
+    // operations cannot have more blocks either.
     constexpr HtGeometry with_channels(uint32_t number) const {
         constexpr uint64_t kMostRingBytes = INT32_MAX / 128 * 128;
         HtGeometry geometry = *this;

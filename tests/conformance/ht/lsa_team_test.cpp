@@ -36,8 +36,8 @@ TEST(HtLsaTeam, EveryShapeMatchesTheReference) {
     on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         const uint64_t num_seeds = seeds_or(81, 4).count;
         for (uint64_t seed = 81; seed < 81 + num_seeds; ++seed) {
-            const Problem problem =
-                random_problem(seed, {.algorithm = kHighThroughput, .num_ranks = 8, .most_row_bytes = 512, .invariant_groups = true});
+            const Problem problem = random_problem(
+                seed, {.algorithm = kHighThroughput, .num_ranks = 8, .most_row_bytes = 512, .invariant_groups = true});
             for (const int lsa_team_size : {8, 4, 2, 1}) {
                 const WithLsaTeam team(lsa_team_size);
                 expect_clean(spec, 8, seed, round_trips(problem, rerouted(problem, seed + 1000)));

@@ -48,7 +48,7 @@ struct ProblemLimits {
     Room room = Room::kAny;  // high throughput
     // NVFP4 needs GPUs that convert to 4 bits, MXFP8 one LSA team.
     bool quantised_combines = algorithm == kLowLatency;
-    bool scales = true;              // low latency
+    bool scales = true;             // low latency
     bool invariant_groups = false;  // some of those that can be
 };
 
