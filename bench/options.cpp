@@ -249,9 +249,8 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         ->type_name("US");
     app.add_flag("--windows", options.windows, "outputs and expert rows are in windows (zero copy)");
     app.add_option("--sums", words.sums,
-                   "em: combine sums at the source rank (exact; ht: of an invariant group) or first at the sender (ll: "
-                   "exact; ht: "
-                   "sender)")
+                   "em: combine sums at the source rank (exact; ht: in an invariant group) or first at the sender "
+                   "(sender); default: ll exact, ht sender")
         ->check(one_of({"sender", "exact"}));
     app.add_flag("--backward", options.backward, "ht: the backward pass's dispatch and combine");
     app.add_option(

@@ -182,13 +182,15 @@ typedef struct {
  * in LL each times its weight, and rounds once. The bits of the result therefore depend on the token's rows, weights
  * and their type, and on nothing else: not on the other tokens, the number of ranks or which of them has an expert, LSA
  * teams, the number of SMs, or GPU or CPU. LL with weights of 1 and HT give the same bits, except that a token which
- * names an expert twice has its row added twice in LL and once in HT. A dispatch copies rows, so the gradient of a
- * combine is invariant, and so is that of a dispatch, which is a combine.
+ * names an expert twice has its row added twice in LL and once in HT. A choice whose row was dropped (budget) or lost
+ * (masks) counts as zero, and which ones are does depend on other tokens and ranks. A dispatch copies rows, so the
+ * gradient of a combine is invariant, and so is that of a dispatch, which is a combine.
  *   - Layout: expert-major. In flat and rank-major layouts the caller adds up a rank's rows of a token, in an order
  *     that the library does not see.
  *   - What it costs: the row of every choice travels. In LL that is so without this option (CROSSDOCK_SUMS_EXACT). In
  *     HT a rank otherwise sends one row per token. With 8 choices at random on 4 ranks there are 2.2 times as many
- *     rows, on 8 ranks 1.5 times. HT's rings take about 192 MiB on a GPU instead of 68, more with many ranks.
+ *     rows, on 8 ranks 1.5 times. With top-8, HT's rings take about 192 MiB on a GPU instead of 68. Set
+ *     config->num_topk: without it they have room for the largest top-k, and take up to 450 MiB.
  *   - A combine that is not of this kind ends with InvalidUsage: another layout, the recipe MXFP8 in HT,
  *     CROSSDOCK_SUMS_SENDER, elastic operations.
  *   - The environment's NCCL_EP_INVARIANT=1 has the same effect, and CROSSDOCK_SENDER_SUMS then has none.

@@ -570,7 +570,8 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t*
 //     without experts gets zeros.
 //   - H may differ from dispatch's.
 //   - Sums are in fp32 and in a fixed order, so results are bitwise equal from run to run. In an invariant group
-//     (crossdockCreateGroup) they do not depend on the number of ranks, the mode or the machine either.
+//     (crossdockCreateGroup) they do not depend on the number of ranks or the machine either, nor, with weights of 1,
+//     on the mode.
 //
 // LL, expert-major:
 //   - inputs->tokens [L, R*M, H]. outputs->topk_weights [B, K] fp32 is an input.

@@ -22,7 +22,8 @@ constexpr uint64_t kLongestTimeoutNs = uint64_t{1}
 // HT's defaults.
 constexpr uint32_t kHtSms = 64;      // expert-major: rows are copied to their experts' places, and summed from there
 constexpr uint32_t kHtFlatSms = 24;  // of dispatch, and of combine; docs/performance.md has the curves
-// Expert-major with more than kFewRanks ranks: a row has fewer copies, and rings of more blocks take more memory.
+// Expert-major with more than kFewRanks ranks, where a row has fewer copies and rings of more blocks take more memory;
+// and where more blocks make the rings of all operations shorter.
 constexpr uint32_t kHtSmsOfManyRanks = 32;
 constexpr uint32_t kFewRanks = 8;
 constexpr uint32_t kHtUpdateSms = 64;
@@ -183,7 +184,8 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
         return resolve_sms(environment.combine_sms, environment.comm_sms, given.combine_num_sms, given.max_num_sms,
                            preset, device_sms);
     };
-    const uint32_t ht_sms = num_ranks <= kFewRanks ? kHtSms : kHtSmsOfManyRanks;
+    const bool has_fixed_rings = options.ht_masks != 0 || lsa_team_size < num_ranks;
+    const uint32_t ht_sms = num_ranks <= kFewRanks && !has_fixed_rings ? kHtSms : kHtSmsOfManyRanks;
     config.dispatch_sms = dispatch_sms(is_ht ? ht_sms : device_sms);
     config.combine_sms = combine_sms(is_ht ? ht_sms : device_sms);
     config.flat_dispatch_sms = dispatch_sms(kHtFlatSms);

@@ -2,8 +2,10 @@
 // What high throughput's shared memory takes on GPUs, without one: there rings are many, one per block.
 #include <gtest/gtest.h>
 
+#include <string>
 #include <utility>
 
+#include "core/error.h"
 #include "core/ht/arena.h"
 
 namespace crossdock {
@@ -56,7 +58,7 @@ TEST(HtArena, ServesMoreBlocksFromTheSameMemory) {
         for (uint32_t channels = 1; channels <= most; ++channels) {
             const HtGeometry divided = arena.with_channels(channels);
             SCOPED_TRACE(channels);
-            EXPECT_EQ(divided.channels, most == kDefault ? kDefault : channels);
+            EXPECT_EQ(divided.channels, channels);
             // No number of blocks leaves memory of the rings unused.
             EXPECT_GT(divided.num_rings() * (divided.ring_bytes + kWeightRingBytes + uint64_t{128}), arena.rings_bytes);
             EXPECT_GE(divided.ring_bytes, kHtFewestSlots * kRowBytes);
@@ -83,7 +85,28 @@ TEST(HtArena, ServesNoMoreBlocksWithMasksOrTeams) {
     GroupConfig masked = config_of(8), teams = config_of(8);
     masked.masking = true;
     teams.lsa_team_size = 4;
-    for (const GroupConfig& config : {masked, teams}) EXPECT_EQ(geometry_on_gpus(config, 32).most_channels, 32u);
+    for (const GroupConfig& config : {masked, teams}) {
+        const HtGeometry geometry = geometry_on_gpus(config, 32);
+        EXPECT_EQ(geometry.most_channels, 32u);
+        EXPECT_EQ(geometry.with_channels(24).ring_bytes, geometry.ring_bytes);
+    }
+}
+
+// A packet between teams can have the rows of a team's ranks; two must fit into a ring.
+TEST(HtArena, RefusesPacketsBetweenTeamsThatFitNoRing) {
+    GroupConfig teams = config_of(8);
+    teams.lsa_team_size = 4;
+    teams.invariant = true;
+    teams.num_topk = 64;
+    teams.num_experts = 32;
+    teams.max_token_bytes = 64u << 20;
+    try {
+        geometry_on_gpus(teams, 1);
+        ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("invariant group of LSA teams of 4 ranks"), std::string::npos)
+            << error.what();
+    }
 }
 
 }  // namespace

@@ -81,12 +81,20 @@ HtGeometry ht_geometry(const BackendTraits& backend, const GroupConfig& config, 
     require(ring <= INT32_MAX && geometry.num_rings() <= kLargestBytes / ring, ncclInvalidArgument,
             "config->max_token_bytes is {}, allowed with {} ranks: rings of less than 2^31 bytes, {} are needed",
             config.max_token_bytes, config.num_ranks, ring);
+    if (const uint64_t between = PacketBytes(config, config.lsa_team_size).largest; config.has_several_teams()) {
+        require(
+            2 * between <= INT32_MAX, ncclInvalidArgument,
+            "config->max_token_bytes is {}, allowed in an invariant group of LSA teams of {} ranks: packets of less "
+            "than 2^30 bytes between teams, {} are needed",
+            config.max_token_bytes, config.lsa_team_size, between);
+    }
     geometry.ring_bytes = static_cast<uint32_t>(ring);
     geometry.rings_bytes = geometry.num_rings() * (kWeightRingBytes + ring);
     geometry.most_channels = channels;
-    // Not where a masked rank may still write: its rings must stay apart from others'. Nor between teams, where a word
-    // of a ring is raised from the value that it had in the operation before.
-    if (config.masking || config.has_several_teams()) return geometry;
+    // Where a masked rank may still write, its rings must stay apart from others'. Between teams a word of a ring is
+    // raised from the value that it had in the operation before.
+    geometry.rings_are_fixed = config.masking || config.has_several_teams();
+    if (geometry.rings_are_fixed) return geometry;
     const uint64_t smallest = kWeightRingBytes + kHtFewestSlots * packet.largest;
     const uint64_t fitting = geometry.rings_bytes / (geometry.num_ranks * smallest);
     constexpr uint64_t kMost = (uint64_t{1} << HtAgreed::kSmsBits) - 1;

@@ -121,7 +121,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
         expect_absent(inputs.topk_weights, "inputs->topk_weights", "in a forward pass");
     }
     memory.expect_apart();
-    // Expert-major rows of a token are summed before they are sent.
+    // Expert-major rows are summed before they are sent; of rows of choices, source ranks do not know the slots.
     args.common.has_windows = !is_expert_major() && tokens.window.has_value();
     if (args.common.has_windows) {
         args.token_windows = *tokens.window;

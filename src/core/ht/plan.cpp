@@ -203,7 +203,7 @@ HtWarpLayout sending_warps(const HtCommon& common, uint32_t chunk) {
                                                              : HtWarpLayout{8, 6, 4, 1, 1, chunk});
 }
 
-// Flat rows return through rings.
+// Flat rows, and rows of choices, return through rings.
 HtWarpLayout returning_warps(const HtCommon& common, uint32_t chunk, uint32_t weight_warps) {
     const uint32_t senders = common.arena.num_ranks > 2 ? 8 : 6;
     HtWarpLayout warp_layout = with_announcer({senders, 0, weight_warps, 2, 0, chunk});
@@ -292,7 +292,7 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     HtCommon& common = args.common;
     const uint32_t weight_warps = args.with_weights ? kGpuWeightWarps : 0;
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuReturnedBytes);
-    // Between teams rows are summed before they return.
+    // Between teams rows are summed before they return, or return in one packet.
     const bool are_choices = args.wire == HtWire::kChoices;
     const bool sums = common.expert_major && !are_choices;
     args.warp_layout = sums                 ? summing_warps(group, common, args.row_bytes, args.wire, weight_warps)

@@ -141,7 +141,8 @@ struct HtUpdateArgs {
     uint64_t update_number;
 };
 
-// The slots of a ring: a packet of rows holds a row and its scales, one of weights those of a chunk.
+// The slots of a ring. A packet of rows holds a row and its scales, or rows of choices; one of weights those of a
+// chunk.
 struct HtSlots {
     uint32_t stride;
     uint32_t num;

@@ -60,7 +60,7 @@ class RowGatherer {
         ctx.warp_sync();
         if (is_leader(ctx)) {
             ring.send(ctx, operation_, args_.gin_rows, sum.packet, bytes);
-            count_rows(ctx, c.reach, source, 1, 0);
+            count_rows(ctx, c.reach, source, kWire == HtWire::kChoices ? bytes / args_.row_bytes : 1, 0);
         }
         CROSSDOCK_ROLLED
         for (uint32_t i = ctx.lane(); i < num; i += kLanes) {
@@ -80,16 +80,18 @@ class RowGatherer {
         uint32_t rows = 0;
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < num; ++i) {
-            const uint32_t told = *row_count_of(args_, plan_.rows[i]);
+            const uint32_t last = ctx.warp_broadcast(is_leader(ctx) ? *last_row_of(args_, plan_.rows[i]) : 0u);
             const uint32_t of_rank = rows_of_token(c.topk, c.arena.experts_per_rank);
             const uint32_t fits = most - rows < of_rank ? most - rows : of_rank;
-            if (told == 0 || told > fits) {
-                if (is_leader(ctx))
-                    refuse_number(ctx, c, operation_, PeerNumber::kExpertsOfToken, plan_.origins[i], fits, told);
+            if (last >= fits) {
+                if (is_leader(ctx)) {
+                    refuse_number(ctx, c, operation_, PeerNumber::kExpertsOfToken, plan_.origins[i], fits,
+                                  uint64_t{last} + 1);
+                }
                 return 0;
             }
             CROSSDOCK_ROLLED
-            for (uint32_t row = 0; row < told; ++row, ++rows) {
+            for (uint32_t row = 0; row <= last; ++row, ++rows) {
                 copy_row(ctx, plan_.rows[i] + row * args_.row_bytes, args_.row_bytes, 1,
                          [&](uint32_t) { return to + rows * args_.row_bytes; });
             }

@@ -54,14 +54,14 @@ CROSSDOCK_DEVICE uint32_t note_rows(const Ctx& ctx, const HtPlan& plan, uint32_t
 
 // ---- rows of choices (HtWire::kChoices): a packet has those of a token's experts in ascending order ----
 
-// Behind the packet's rows.
+// Behind the packet's rows: the index of the last one.
 template <typename Packet>
-CROSSDOCK_DEVICE auto* row_count_of(const HtCombineArgs& args, Packet* packet) {
+CROSSDOCK_DEVICE auto* last_row_of(const HtCombineArgs& args, Packet* packet) {
     using Word = std::conditional_t<std::is_const_v<Packet>, const uint32_t, uint32_t>;
     return reinterpret_cast<Word*>(packet + (args.wire_bytes - kRowCountBytes));
 }
 
-// A choice of a token, among those of the experts [first, end), to which one packet belongs.
+// Where a choice's row is in its packet, whose experts begin with global id `first`.
 struct PlaceInPacket {
     bool exists;  // not the second of two that name one expert
     uint32_t row;

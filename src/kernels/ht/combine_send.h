@@ -23,13 +23,17 @@ class Returns {
     // Waits for a free slot for the row's packet, and raises the pending flag first. Returns false if its source rank
     // is lost.
     CROSSDOCK_DEVICE bool wait_for_slot(const Ctx& ctx, const PlannedRow& row) {
+        return wait_for_slot(ctx, row, 1, args_.wire_bytes);
+    }
+    // rows, bytes: of the packet.
+    CROSSDOCK_DEVICE bool wait_for_slot(const Ctx& ctx, const PlannedRow& row, uint32_t rows, uint64_t bytes) {
         ctx.enter(Phase::kCombineSlot);
         bool may_send = false;
         if (is_leader(ctx)) {
             const LsaRing ring = ring_of(ctx, row);
             if (!ring.has_credit(ctx, operation_, args_.rows, row.packet)) raise(ctx);
             may_send = ring.wait_credit(ctx, operation_, args_.rows, row.packet);
-            if (may_send) count_rows(ctx, args_.common.reach, agent_of(args_.common, row.peer), 1, args_.wire_bytes);
+            if (may_send) count_rows(ctx, args_.common.reach, agent_of(args_.common, row.peer), rows, bytes);
         }
         return ctx.warp_broadcast(may_send ? 1u : 0u) != 0;
     }
@@ -94,7 +98,7 @@ class RowReturner {
     CROSSDOCK_DEVICE void run(const Ctx& ctx) {
         CROSSDOCK_ROLLED
         for (const PlannedRow* row = rows_.next(ctx); row != nullptr; row = rows_.next(ctx)) {
-            const bool may_send = returns_.wait_for_slot(ctx, *row);
+            const bool may_send = wait_for_slot(ctx, *row);
             if (const RowStage::Lead lead{ctx}; lead) copy_staged(ctx, *row, may_send);
             ctx.warp_sync();
             if constexpr (kWire == HtWire::kChoices) {
@@ -127,6 +131,12 @@ class RowReturner {
     CROSSDOCK_DEVICE const std::byte* source_of(const Part& part) const {
         const uint32_t slot = kWire == HtWire::kChoices ? rows_.slots(*part.row)[part.index] : part.row->number;
         return args_.tokens + uint64_t{slot} * args_.row_bytes + part.first;
+    }
+
+    CROSSDOCK_DEVICE bool wait_for_slot(const Ctx& ctx, const PlannedRow& row) {
+        if constexpr (kWire != HtWire::kChoices) return returns_.wait_for_slot(ctx, row);
+        return returns_.wait_for_slot(ctx, row, row.num_slots,
+                                      uint64_t{row.num_slots} * args_.row_bytes + kRowCountBytes);
     }
 
     // The first part of a packet's rows from `index` on.
@@ -172,14 +182,14 @@ class RowReturner {
         to.load(ctx, source_of(part), bytes_of(part));
     }
 
-    // The whole warp. Zeros for the rows that have no place, and how many rows there are.
+    // The whole warp. Zeros for the rows that have no place, and the index of the last row.
     CROSSDOCK_DEVICE void complete(const Ctx& ctx, const PlannedRow& row) const {
         std::byte* const packet = returns_.packet_of(ctx, row);
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < row.num_slots; ++i) {
             if (rows_.slots(row)[i] == kNoSlot) zero_row(ctx, packet + i * args_.row_bytes, args_.row_bytes);
         }
-        if (is_leader(ctx)) *row_count_of(args_, packet) = row.num_slots;
+        if (is_leader(ctx)) *last_row_of(args_, packet) = row.num_slots - 1;
         ctx.warp_sync();
     }
 

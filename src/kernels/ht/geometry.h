@@ -26,7 +26,7 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t num_chunks(uint32_t tokens) {
 CROSSDOCK_HOST_DEVICE constexpr uint32_t rows_of_token(uint32_t topk, uint32_t experts) {
     return topk < experts ? topk : experts;
 }
-// Behind the rows of a packet of HtWire::kChoices: how many there are.
+// Behind the rows of a packet of HtWire::kChoices: the index of the last.
 inline constexpr uint32_t kRowCountBytes = 16;
 
 // A row's weights in a packet: room for the most that one rank can have, in stores of 16 bytes.
@@ -47,6 +47,7 @@ struct HtGeometry {
     uint32_t ring_bytes;     // of one ring
     uint32_t most_channels;  // of any operation: words have room for so many
     uint64_t rings_bytes;    // of all rings
+    bool rings_are_fixed;    // each stays that of one sender
 
     CROSSDOCK_HOST_DEVICE constexpr uint32_t bitmap_words() const { return (experts_per_rank + 63) / 64; }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t num_rings() const { return uint64_t{num_ranks} * channels; }
@@ -54,12 +55,11 @@ struct HtGeometry {
 
     // The same memory for operations of so many blocks: fewer blocks have fewer and larger rings in the same bytes,
     // more blocks more and smaller ones. Every block waits until all ranks have entered before it writes, so nobody
-    // reads the rings of the operation before by then. Not where each ring must stay that of one sender: there
-    // operations cannot have more blocks either.
+    // reads the rings of the operation before by then.
     constexpr HtGeometry with_channels(uint32_t number) const {
         constexpr uint64_t kMostRingBytes = INT32_MAX / 128 * 128;
         HtGeometry geometry = *this;
-        if (number == channels || most_channels == channels) return geometry;
+        if (number == channels || rings_are_fixed) return geometry;
         geometry.channels = number;
         const uint64_t each = rings_bytes / geometry.num_rings();
         const uint64_t room = (each < kWeightRingBytes ? 0 : each - kWeightRingBytes) / 128 * 128;

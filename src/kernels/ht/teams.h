@@ -3,9 +3,9 @@
 //
 // A row is sent once to each other team that has one of the token's experts: to the rail peer, the rank with the same
 // place in its team, which forwards the row to the ranks of the experts. In a combine the same rank sums the rows of
-// its team, and one row returns to the source rank. So inside a team the rail peer is the *agent* of a source rank of
-// another team; a source rank in this team is its own agent. A *route* numbers the pairs (source, LSA peer) of an
-// agent, its own pairs like the ranks.
+// its team, and one row (or packet of rows) returns to the source rank. So inside a team the rail peer is the *agent*
+// of a source rank of another team; a source rank in this team is its own agent. A *route* numbers the pairs (source,
+// LSA peer) of an agent, its own pairs like the ranks.
 #pragma once
 
 #include "kernels/ht/waits.h"
