@@ -310,10 +310,10 @@ ncclResult_t crossdockHandleSetAlignment(ncclEpHandle_t handle, unsigned int ali
  *   - in groups with masks or several LSA teams, the largest default.
  * On CPUs an operation takes a rank's one thread.
  *
- * Every rank sets the same number before a dispatch, and the same before a combine; these two may differ. If the
+ * HT: every rank sets the same number before a dispatch, and the same before a combine; these two may differ. If the
  * lowered numbers differ between ranks, the operation fails on all of them before an output is written, and the message
- * has both numbers. Results are bitwise the same for every number. A captured operation keeps its number. InvalidUsage:
- * an LL handle. */
+ * has both numbers. LL: each rank sets what it likes. Results are bitwise the same for every number. A captured
+ * operation keeps its number. */
 ncclResult_t crossdockHandleSetSms(ncclEpHandle_t handle, unsigned int num_sms);
 
 /* How many SMs the handle's next update, dispatch and combine take: the lowered number of crossdockHandleSetSms, or the
@@ -353,6 +353,57 @@ ncclResult_t crossdockHandleRouting(ncclEpHandle_t handle, const ncclEpTensor_t*
  * than dispatched. InvalidUsage: an HT or rank-major handle, sender's sums, a pending send_only operation, nothing
  * dispatched, or other routing bound since. */
 ncclResult_t crossdockHandleRebind(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx);
+
+/* ---- Experts that start while rows arrive, and whose rows are sent while others are computed ---- */
+
+/* Counters between an LL handle's operations and the experts' kernel, which runs beside them on another stream (CPUs:
+ * another thread). Rows are counted by blocks of block_rows rows of a zone: an expert of this rank (expert-major) or a
+ * source rank (rank-major). crossdock/overlap.hpp has the kernel's side for CUDA and C++, crossdock.triton the one for
+ * Triton. */
+typedef struct {
+    unsigned int size;            /* sizeof(crossdockOverlap_t) */
+    unsigned int magic;           /* NCCL_EP_MAGIC */
+    unsigned int block_rows;      /* 1 or more; usually the rows of a tile of the experts' GEMM */
+    unsigned int done_value;      /* what a block's counter of done reaches once its rows are computed; 0: combines do
+                                     not wait */
+    const ncclEpTensor_t* memory; /* [crossdockOverlapWords] int32 or uint32, device memory of the caller's; NULL:
+                                     dispatches publish nothing, and `done` has counters */
+    const ncclEpTensor_t* done;   /* counters of the caller's own, [zones, blocks] or [zones * blocks] int32 or uint32,
+                                     blocks = slots / block_rows rounded up, slots being the second extent of
+                                     dispatch's outputs->tokens. The caller clears them before each combine. NULL: those
+                                     in memory, which nobody has to clear */
+} crossdockOverlap_t;
+
+#define CROSSDOCK_OVERLAP_INIT \
+    { sizeof(crossdockOverlap_t), NCCL_EP_MAGIC, 1, 0, 0, 0 }
+
+/* The words that crossdockOverlap_t::memory needs for this handle. Local. InvalidArgument: block_rows is 0, words NULL.
+ * InvalidUsage: an HT handle. */
+ncclResult_t crossdockOverlapWords(ncclEpHandle_t handle, unsigned int block_rows, size_t* words);
+
+/* Applies to the operations of this handle that are issued from now on; NULL ends it. Local; captured operations keep
+ * what they have.
+ *
+ * A dispatch with memory publishes a zone's number of rows as soon as it is known, and each block when all its rows are
+ * in place, with scales, weights and ids. A combine with done_value sends a block's rows when its counter has reached
+ * the value, whatever the order of blocks; it may start before any row is computed. If a counter does not come within
+ * seven eighths of the timeout, the group fails, and the message names the expert, the block, the value expected and
+ * the one seen; the rest of the timeout is for the peers, who wait for the rows.
+ *
+ * Memory: one per handle. The caller clears it once, before its first use, and again after a dispatch or a consumer
+ * that did not run to its end. From then on, for each dispatch, the consumer runs exactly once (OverlapConsumer::leave
+ * ends a run). The next dispatch must be ordered after it, and after the combine, as any kernel that rewrites
+ * outputs->tokens.
+ *
+ * GPUs: kernels that wait for each other must all fit. Launch the dispatch before the consumer, and the consumer before
+ * the combine, and limit what they take: crossdockHandleSetSms for this handle; a combine that waits takes 24 SMs where
+ * nothing is set, and if it is send_only its receive half as many as any other. Without room the operation ends with
+ * its timeout.
+ *
+ * Not with elastic operations (InvalidUsage from them), and memory not in groups with masks. InvalidArgument: a field
+ * out of range, a tensor of other type or extent, neither memory nor done, done without done_value. InvalidUsage: an HT
+ * handle. */
+ncclResult_t crossdockHandleSetOverlap(ncclEpHandle_t handle, const crossdockOverlap_t* overlap);
 
 /* ---- Elastic operations: packed rows, with all that their receiver wants to know of them ---- */
 

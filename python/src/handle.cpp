@@ -109,6 +109,26 @@ void Handle::set_sms(unsigned int num_sms) {
     sms_ = num_sms;
 }
 
+size_t Handle::overlap_words(unsigned int block_rows) const {
+    expect_open();
+    size_t words = 0;
+    check(crossdockOverlapWords(handle_, block_rows, &words));
+    return words;
+}
+
+void Handle::set_overlap(nb::handle memory, unsigned int block_rows, nb::handle done, unsigned int done_value) {
+    expect_open();
+    CallArrays arrays(is_cpu(*group_), 2);
+    auto overlap = make_struct<crossdockOverlap_t>();
+    overlap.block_rows = block_rows;
+    overlap.done_value = done_value;
+    overlap.memory = arrays.add(memory, "memory", Access::kWrite);
+    overlap.done = arrays.add(done, "done", Access::kRead);
+    const bool is_off = overlap.memory == nullptr && overlap.done == nullptr;
+    group_->call([&] { check(crossdockHandleSetOverlap(handle_, is_off ? nullptr : &overlap)); });
+    keep_overlap(arrays.take());
+}
+
 nb::tuple Handle::sms() const {
     expect_open();
     unsigned int update = 0, dispatch = 0, combine = 0;
@@ -162,7 +182,7 @@ void Handle::forget_arrays() {
 
 std::vector<Array> Handle::take_arrays() {
     std::vector<Array> all;
-    for (std::vector<Array>* some : {&memory_, &routing_, &dispatched_, &combined_}) {
+    for (std::vector<Array>* some : {&memory_, &routing_, &overlap_, &dispatched_, &combined_}) {
         for (Array& array : *some) all.push_back(std::move(array));
         some->clear();
     }
@@ -260,8 +280,25 @@ row, N rows of a high-throughput receive array.)")
              "High throughput, expert-major: from the next update on, an expert's rows begin at a multiple of "
              "alignment.")
         .def("set_sms", &Handle::set_sms, "num_sms"_a,
-             "High throughput: from now on each operation takes at most num_sms SMs. All ranks must set the same. 0: "
-             "use the group's settings.")
+             "From now on each operation takes at most num_sms SMs. High throughput: all ranks must set the same. 0: "
+             "use "
+             "the group's settings.")
+        .def("overlap_words", &Handle::overlap_words, "block_rows"_a,
+             "Low latency: the elements of set_overlap's memory, for blocks of block_rows rows.")
+        .def("set_overlap", &Handle::set_overlap, "memory"_a.none() = nb::none(), nb::kw_only(), "block_rows"_a = 1u,
+             "done"_a.none() = nb::none(), "done_value"_a = 0u,
+             nb::sig("def set_overlap(self, memory: object = None, *, block_rows: int = 1, done: object = None, "
+                     "done_value: int = 0) -> None"),
+             "Low latency: from now on, dispatches tell a kernel on another stream which rows are in place, and "
+             "combines "
+             "wait for its rows. Without arguments: no longer.\n\n"
+             "- memory [overlap_words(block_rows)], int32 or uint32, zeros: the counters of both; crossdock.triton and "
+             "crossdock/overlap.hpp read and write them. None: dispatches tell nothing.\n"
+             "- done_value: a combine sends a block's rows when its counter has this value. 0: it waits for nothing.\n"
+             "- done [L, blocks], blocks = R*M / block_rows rounded up: counters of your own instead of those in "
+             "memory, "
+             "to be cleared before each combine.\n\n"
+             "See crossdockHandleSetOverlap in crossdock.h.")
         .def_prop_ro("sms", &Handle::sms, nb::sig("def sms(self) -> tuple[int, int, int]"),
                      "High throughput: how many SMs the next update, dispatch and combine take. On CPUs: 1.")
         .def("rebind", &Handle::rebind, "topk_idx"_a.none(),

@@ -26,6 +26,8 @@ class Handle {
     void set_tag(unsigned int tag);
     void set_alignment(unsigned int alignment);
     void set_sms(unsigned int num_sms);
+    size_t overlap_words(unsigned int block_rows) const;
+    void set_overlap(nanobind::handle memory, unsigned int block_rows, nanobind::handle done, unsigned int done_value);
     nanobind::tuple sms() const;
     void rebind(nanobind::handle topk_idx);
     void dropped_tokens(nanobind::handle count, nanobind::handle stream);
@@ -51,6 +53,7 @@ class Handle {
     // What the library reads or writes after the calls that named it; replaced by the next call of its kind.
     void keep_routing(std::vector<Array> arrays) { routing_ = std::move(arrays); }
     void keep_memory(std::vector<Array> arrays) { memory_ = std::move(arrays); }
+    void keep_overlap(std::vector<Array> arrays) { overlap_ = std::move(arrays); }
 
     void expect_open() const;
     // False once the handle or its group is closed.
@@ -67,7 +70,7 @@ class Handle {
 
     std::shared_ptr<GroupState> group_;
     ncclEpHandle_t handle_;
-    std::vector<Array> memory_, routing_, dispatched_, combined_;
+    std::vector<Array> memory_, routing_, overlap_, dispatched_, combined_;
     bool is_pending_ = false;
     unsigned int tag_ = 0;
     unsigned int alignment_ = ~0u;  // not set yet

@@ -73,6 +73,22 @@ ncclResult_t crossdockHandleSetSms(ncclEpHandle_t handle, unsigned int num_sms) 
     return crossdock::boundary([&] { crossdock::handles().find(handle)->set_sms(num_sms); });
 }
 
+ncclResult_t crossdockOverlapWords(ncclEpHandle_t handle, unsigned int block_rows, size_t* words) {
+    return crossdock::boundary([&] {
+        const auto found = crossdock::handles().find(handle);
+        crossdock::require(words != nullptr, ncclInvalidArgument, "words is NULL");
+        *words = found->overlap_words(block_rows);
+    });
+}
+
+ncclResult_t crossdockHandleSetOverlap(ncclEpHandle_t handle, const crossdockOverlap_t* overlap) {
+    return crossdock::boundary([&] {
+        const auto found = crossdock::handles().find(handle);
+        if (overlap != nullptr) crossdock::mandatory_struct(overlap, sizeof(*overlap), "overlap");
+        found->set_overlap(overlap);
+    });
+}
+
 ncclResult_t crossdockHandleSms(ncclEpHandle_t handle, unsigned int* update, unsigned int* dispatch,
                                 unsigned int* combine) {
     return crossdock::boundary([&] {

@@ -257,6 +257,17 @@ std::string describe(const crossdockDiagnosis_t& diagnosis, const char* mode) {
             diagnosis.rank, static_cast<double>(diagnosis.elapsed_us) / 1000, diagnosis.peer, mode, diagnosis.operation,
             diagnosis.epoch, diagnosis.handle);
     }
+    if (std::strcmp(diagnosis.step, name_of(WaitStep::kExperts)) == 0) {
+        const auto upper = [](uint64_t word) { return word >> 32; };
+        const auto lower = [](uint64_t word) { return word & UINT32_MAX; };
+        return fmt::format(
+            "the group has failed: rank {} timed out after {} ms waiting for its own experts in {} {} (operation {}, "
+            "handle {}): block {} of expert {} (rank-major: of source rank) has counter {}, expected {} or more "
+            "(crossdockHandleSetOverlap)",
+            diagnosis.rank, static_cast<double>(diagnosis.elapsed_us) / 1000, mode, diagnosis.operation,
+            diagnosis.epoch, diagnosis.handle, upper(diagnosis.seen), upper(diagnosis.expected), lower(diagnosis.seen),
+            lower(diagnosis.expected));
+    }
     return fmt::format(
         "the group has failed: rank {} timed out after {} ms waiting for rank {} in {} {} (operation {}, handle {}, "
         "step {}: expected {}, saw {})",

@@ -57,6 +57,7 @@ enum class WaitStep : uint32_t {
     kMeans,        // A2SGD
     kRefused,      // HT: another rank refused the peer's words
     kInterrupted,  // the program ended the wait
+    kExperts,      // LL: the rows of a block that this rank's experts compute
 };
 
 constexpr const char* name_of(WaitStep step) {
@@ -89,6 +90,8 @@ constexpr const char* name_of(WaitStep step) {
             return "refused";
         case WaitStep::kInterrupted:
             return "interrupted";
+        case WaitStep::kExperts:
+            return "experts";
     }
     return "";
 }

@@ -34,7 +34,7 @@ from crossdock.deep_ep.config import Config
 from crossdock.deep_ep.errors import refuse, refuse_state, require, require_state
 from crossdock.deep_ep.events import EventHandle, EventOverlap
 from crossdock.deep_ep.handles import DispatchHandle
-from crossdock.deep_ep.low_latency import LowLatency, explained
+from crossdock.deep_ep.low_latency import LowLatency, Signals, explained
 from crossdock.deep_ep.normal import Normal, expect_alike
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.streams import CommStream, Event
@@ -385,25 +385,30 @@ class Buffer(Shared):
         - topk_idx: as dispatched. It may leave out choices (-1), and have a token's choices in another order. An expert
           to which the token was not dispatched is an error on CPUs, and adds nothing on GPUs.
         - use_logfmt: has no effect. Rows are sent as they are.
-        - overlap: of some builds of DeepEP, combines rows while a kernel still makes them. It is refused. The arguments
-          after it belong to it and have no effect.
+        - overlap: of some builds of DeepEP. Rows of x are sent while a kernel on another stream still makes others: those
+          of a block, or of an expert, once its counter has the value. Clear the counters before the call. All other
+          arguments after overlap belong to it.
+        - comp_signal, block_m, threshold: counters int32 of blocks of block_m rows, [L * (R*M / block_m rounded up)] or
+          more, and their value. src_signals, src_signal_expect_value: the same of whole experts, [L].
+        - num_sms: what the combine takes of the GPU meanwhile (None: 24 at most); with return_recv_hook the hook takes
+          as many as without overlap.
+        - packed_recv_count: has no effect. The combine knows the rows of each expert.
         """
+        signals = None
         if overlap:
-            refuse(
-                "overlap is True, allowed: False, since a combine takes rows that are complete and does not wait for "
-                "src_signals or comp_signal: start SGLang without --enable-single-batch-overlap"
-            )
+            value = src_signal_expect_value
+            signals = Signals(comp_signal, block_m, threshold, src_signals, value, num_sms)
         low_latency, is_split = self._low_latency(async_finish, return_recv_hook), bool(return_recv_hook)
         waiting = combine_wait_recv_cost_stats
         try:
-            if waiting is None and not zero_copy:
+            if waiting is None and not zero_copy and signals is None:
                 side = self._side(x) if async_finish else None
                 at_once = low_latency_combine(low_latency.pools, x, topk_idx, topk_weights, handle, out, is_split, side)
                 if at_once is not None:
                     return at_once  # type: ignore[no-any-return]
             require(not (use_logfmt and zero_copy), "use_logfmt and zero_copy are both True, allowed: one of them")
             is_tensor("x", x)
-            arguments = x, topk_idx, topk_weights, handle, zero_copy, out, waiting, is_split
+            arguments = x, topk_idx, topk_weights, handle, zero_copy, out, waiting, is_split, signals
             (sums, hook), event = self._open().stream.run(x.device, low_latency.combine, arguments, None, async_finish)
             return sums, event, hook
         except AssertionError:  # of this package

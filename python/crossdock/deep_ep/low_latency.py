@@ -64,6 +64,45 @@ def explained(error: Error) -> Error:
     return translated(error)
 
 
+class Signals:
+    """What the experts' kernel adds to while a combine waits for its rows: counters of blocks, or of whole experts.
+
+    Either set of SGLang's arguments: counters of blocks come with block_m and threshold, those of experts with a value.
+    """
+
+    def __init__(self, comp_signal: Any, block_m: Any, threshold: Any, src_signals: Any, value: Any, sms: Any) -> None:
+        given = (comp_signal is not None) + (src_signals is not None)
+        require(given == 1, f"overlap is True with {given} of comp_signal and src_signals, expected one of them")
+        check_count("num_sms", 0 if sms is None else sms, 0)
+        self.num_sms: int = sms or 0
+        if src_signals is None:
+            check_count("block_m", block_m, 1)
+            check_count("threshold", threshold, 1)
+            self.name, self.counters, self.block_rows, self.value = "comp_signal", comp_signal, block_m, threshold
+        else:
+            check_count("src_signal_expect_value", value, 1)
+            self.name, self.counters, self.block_rows, self.value = "src_signals", src_signals, INT32_MAX, value
+
+    def apply(self, handle: Handle, shape: Shape, device: torch.device) -> None:
+        """To the handle's next combine. shape: of its rows."""
+        experts, slots, _ = shape
+        least = experts * -(-slots // self.block_rows)
+        is_counters = isinstance(self.counters, torch.Tensor) and self.counters.dtype in (torch.int32, torch.uint32)
+        fits = is_counters and self.counters.is_contiguous() and self.counters.numel() >= least
+        expected = f"a contiguous int32 or uint32 tensor with at least {least} elements on {device}"
+        is_right = fits and self.counters.device == device
+        require(is_right, lambda: f"{self.name} is {describe(self.counters)}, expected {expected}")
+        handle.set_sms(self.num_sms)
+        handle.set_overlap(
+            done=self.counters.view(torch.int32).view(-1), block_rows=min(self.block_rows, slots), done_value=self.value
+        )
+
+    @staticmethod
+    def end(handle: Handle) -> None:
+        handle.set_overlap()
+        handle.set_sms(0)
+
+
 class Form(LowLatencyForm):
     """What follows from the form of a dispatch's arguments, which are found right."""
 
@@ -353,6 +392,7 @@ class LowLatency:
         out: torch.Tensor | None,
         waiting: torch.Tensor | None,
         is_split: bool,
+        signals: Signals | None = None,
     ) -> tuple[torch.Tensor, Finish | None]:
         """(combined_x, the receive half if is_split)."""
         round_trip = self.round_trip_of(handle)
@@ -375,7 +415,13 @@ class LowLatency:
         if not is_same_memory(topk_idx, ids):
             ids, topk_weights = as_dispatched(round_trip.dispatched(), topk_idx, topk_weights)
         round_trip.bind(ids)
-        combine_weighted(round_trip.handle, x, topk_weights.contiguous(), out, is_split)
+        if signals is not None:
+            signals.apply(round_trip.handle, form.shape, form.device)
+        try:
+            combine_weighted(round_trip.handle, x, topk_weights.contiguous(), out, is_split)
+        finally:
+            if signals is not None:
+                signals.end(round_trip.handle)
         round_trip.is_pending = is_split
         if is_split:
             return out, on_this_stream(form.device, partial(self._receive, round_trip, True, waiting))

@@ -35,6 +35,8 @@ class HtHandle final : public Handle {
     void set_sums(crossdockSums_t sums) override;
     void set_alignment(unsigned int alignment) override;
     void set_sms(unsigned int num_sms) override;
+    size_t overlap_words(unsigned int block_rows) const override;
+    void set_overlap(const crossdockOverlap_t* overlap) override;
     Sms sms() const override;
     void rebind(const ncclEpTensor_t* topk_idx) override;
     void dropped_tokens(uint64_t* count, cudaStream_t stream) override;

@@ -92,7 +92,7 @@ void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     args.common.set_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes);
     args.common.set(Term::kDtype, tokens.dtype);
     args.common.set(Term::kSums, args.wire == LlCombineWire::kSums ? CROSSDOCK_SUMS_SENDER : CROSSDOCK_SUMS_EXACT);
-    const LaunchShape shape = plan_ll_combine(*group_, args);
+    const LaunchShape shape = plan_ll_combine(*group_, args, num_sms_);
     group_->note_combine_warps(shape.warps_per_block);
     issue<LlCombine>(args, shape, stream);
 }

@@ -87,7 +87,7 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
             "the group's zero_copy is on: expected window-backed outputs->tokens or outputs->scales, rank-major layout "
             "and recipe none or forward");
     args.common.set(Term::kRouting, window_term(args.direct, token_place, scale_place));
-    const LaunchShape shape = plan_ll_dispatch(*group_, args);
+    const LaunchShape shape = plan_ll_dispatch(*group_, args, num_sms_);
     issue<LlDispatch>(args, shape, stream);
     dispatched_ = routing_;
     elastic_.reset();

@@ -44,6 +44,7 @@ ElasticSizes LlHandle::elastic_sizes() const {
 void LlHandle::elastic_dispatch(const crossdockElasticDispatch_t& call, cudaStream_t stream) {
     group_->expect_working();
     expect_elastic_group(*group_);
+    expect_no_overlap();
     expect_routing();
     expect_none_pending();
     CallMemory memory;
@@ -65,7 +66,7 @@ void LlHandle::elastic_dispatch(const crossdockElasticDispatch_t& call, cudaStre
     args.common.set_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes);
     args.common.set_folded(Term::kScaleUnits, read.args.num_scales);
     compare_tag(args.common, tag_);
-    const LaunchShape shape = plan_ll_dispatch(*group_, args);
+    const LaunchShape shape = plan_ll_dispatch(*group_, args, num_sms_);
     issue<LlDispatch>(args, shape, stream);
     if (call.topk_idx_copy != nullptr) routing_.topk_idx = static_cast<std::byte*>(read.args.topk_idx_copy);
     elastic_ = Elastic{routing_, read.args.rows};
@@ -76,6 +77,7 @@ void LlHandle::elastic_dispatch(const crossdockElasticDispatch_t& call, cudaStre
 void LlHandle::elastic_combine(const crossdockElasticCombine_t& call, cudaStream_t stream) {
     group_->expect_working();
     expect_elastic_group(*group_);
+    expect_no_overlap();
     expect_routing();
     expect_none_pending();
     expect_elastic_sums(group_->config());
@@ -106,7 +108,7 @@ void LlHandle::elastic_combine(const crossdockElasticCombine_t& call, cudaStream
     args.common.set_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes);
     args.common.set(Term::kSums, is_expert_major() ? CROSSDOCK_SUMS_SENDER : CROSSDOCK_SUMS_EXACT);
     compare_tag(args.common, tag_);
-    const LaunchShape shape = plan_ll_combine(*group_, args);
+    const LaunchShape shape = plan_ll_combine(*group_, args, num_sms_);
     group_->note_combine_warps(shape.warps_per_block);
     issue<LlCombine>(args, shape, stream);
 }

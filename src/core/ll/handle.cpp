@@ -2,10 +2,12 @@
 #include "core/ll/handle.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/enum_table.h"
 #include "core/error.h"
 #include "core/layouts.h"
+#include "core/ll/plan.h"
 #include "core/log.h"
 #include "core/structs.h"
 
@@ -82,6 +84,10 @@ LlCommon LlHandle::common(OperationKind operation, bool send_only) const {
     common.topk = topk_;
     common.num_tokens = routing_.num_tokens;
     common.topk_idx = routing_.topk_idx;
+    common.overlap = overlap_;
+    if (operation != OperationKind::kDispatch)
+        common.overlap.memory = overlap_.done_value != 0 ? overlap_.memory : nullptr;
+    if (operation != OperationKind::kCombine) common.overlap.done_value = 0;
     return common;
 }
 
@@ -121,10 +127,6 @@ LlHandle::Routing LlHandle::read_routing(const ncclEpTensor_t* caller, size_t nu
 
 void LlHandle::set_alignment(unsigned int) {
     fail(ncclInvalidUsage, "the handle belongs to an LL group, allowed for crossdockHandleSetAlignment: HT handles");
-}
-
-void LlHandle::set_sms(unsigned int) {
-    fail(ncclInvalidUsage, "the handle belongs to an LL group, allowed for crossdockHandleSetSms: HT handles");
 }
 
 Handle::Sms LlHandle::sms() const {
@@ -199,6 +201,11 @@ void LlHandle::finish_pending(uint32_t halves, cudaStream_t stream) {
     const auto finish = [&]<typename Kernel>(Pending<Kernel>& pending) {
         --arena_->pending_splits;
         pending.args.common.halves = halves;
+        if constexpr (std::is_same_v<Kernel, LlCombine>) {
+            // The rows are sent: there are no experts to leave SMs to.
+            if (std::exchange(pending.args.common.overlap.done_value, 0u) != 0)
+                pending.shape = plan_ll_combine(*group_, pending.args);
+        }
         issue<Kernel>(pending.args, pending.shape, stream);
     };
     try {

@@ -33,7 +33,9 @@ class LlHandle final : public Handle {
     void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) override;
     void set_sums(crossdockSums_t sums) override;
     void set_alignment(unsigned int alignment) override;
-    void set_sms(unsigned int num_sms) override;
+    void set_sms(unsigned int num_sms) override { num_sms_ = num_sms; }
+    size_t overlap_words(unsigned int block_rows) const override;
+    void set_overlap(const crossdockOverlap_t* overlap) override;
     Sms sms() const override;
     void rebind(const ncclEpTensor_t* topk_idx) override;
     void dropped_tokens(uint64_t* count, cudaStream_t stream) override;
@@ -63,6 +65,8 @@ class LlHandle final : public Handle {
     LlHandleLayout layout() const;
     ElasticSizes elastic_sizes() const;
     LlCommon common(OperationKind operation, bool send_only) const;
+    LlOverlap overlap_blocks(unsigned int block_rows) const;  // without counters
+    void expect_no_overlap() const;
     void expect_routing() const;
     void expect_dispatched_routing() const;
     Routing read_routing(const ncclEpTensor_t* topk_idx, size_t num_tokens, const char* meaning) const;
@@ -88,6 +92,8 @@ class LlHandle final : public Handle {
 
     std::shared_ptr<LlArena> arena_;
     crossdockSums_t sums_ = CROSSDOCK_SUMS_EXACT;
+    unsigned int num_sms_ = 0;  // 0: the group's
+    LlOverlap overlap_{};
 
     Routing routing_;
     std::optional<Routing> dispatched_;  // the routing of the last dispatch, if there was one; not of an elastic one

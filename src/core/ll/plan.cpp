@@ -27,6 +27,7 @@ constexpr uint32_t kFewStayingTokens = 16;      // of an expert-major combine be
 constexpr uint32_t kShortDispatchTokens = 256;  // kFewGpuWarps are enough
 constexpr uint32_t kShortCombineTokens = 16;    // the same
 constexpr uint32_t kFewestGpuBlocks = 64;       // other ranks' rows arrive even if this rank has few tokens
+constexpr uint32_t kOverlapSms = 24;            // of a combine beside the experts' kernel, if the caller sets nothing
 static_assert(kMostLl128RowBytes <= kGpuChunkBytes, "a stage holds a whole row that is sent as an LL128 row");
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
@@ -51,20 +52,23 @@ uint32_t blocks_for(const Group& group, uint32_t most_sms, uint32_t work) {
     return std::min(resident, std::max(kFewestGpuBlocks, work));
 }
 
+// chosen: of the handle; 0: the group's number.
+uint32_t lowered_sms(uint32_t most, uint32_t chosen) { return chosen == 0 ? most : std::min(most, chosen); }
+
 // The blocks that send LL128 rows of a dispatch.
-uint32_t blocks_of_ll128(const Group& group, const LlCommon& common) {
-    return blocks_for(group, group.config().dispatch_sms, 2 * common.num_tokens);
+uint32_t blocks_of_ll128(const Group& group, const LlCommon& common, uint32_t most_sms) {
+    return blocks_for(group, most_sms, 2 * common.num_tokens);
 }
 
 // If the arena has room for only some ranks' rows as LL128 rows, rows return in the form in which they came, so all of
 // these ranks send LL128 rows.
-bool sends_ll128(const Group& group, const LlCommon& common) {
+bool sends_ll128(const Group& group, const LlCommon& common, uint32_t most_sms) {
     const LlGeometry& arena = common.arena;
     const uint32_t tokens = common.num_tokens;
     if (tokens > arena.ll128_tokens || !arena.fits_all_in_ll128()) return tokens <= arena.ll128_tokens;
     if (tokens > group.communicator().backend().dispatch_ll128_tokens) return false;
-    return tokens <= kFewDispatchTokens ||
-           (tokens <= kMostLl128TokensOfDispatch && tokens * most_targets(common) <= blocks_of_ll128(group, common));
+    return tokens <= kFewDispatchTokens || (tokens <= kMostLl128TokensOfDispatch &&
+                                            tokens * most_targets(common) <= blocks_of_ll128(group, common, most_sms));
 }
 
 // With LL128 rows, and if both halves run, half of the blocks send and half receive: an SM's loads wait behind its
@@ -109,6 +113,7 @@ bool own_rows_stay(const Group& group, const LlCombineArgs& args, uint32_t rows)
     const BackendTraits& backend = group.communicator().backend();
     const bool both_halves = common.halves == (kSendHalf | kReceiveHalf);
     if (args.wire != LlCombineWire::kRows || !both_halves || !are_rows_countable(args)) return false;
+    if (common.overlap.done_value != 0) return false;
     const bool crosses_links =
         backend.has_links && static_cast<uint32_t>(group.communicator().ranks_on_device()) < common.arena.num_ranks;
     if (crosses_links) return common.expert_major && common.num_tokens <= kFewStayingTokens;
@@ -117,15 +122,16 @@ bool own_rows_stay(const Group& group, const LlCombineArgs& args, uint32_t rows)
 
 }  // namespace
 
-LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
+LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args, uint32_t num_sms) {
     LlCommon& common = args.common;
+    const uint32_t most_sms = lowered_sms(group.config().dispatch_sms, num_sms);
     LlWarpLayout& warp_layout = common.warp_layout;
     warp_layout = warp_layout_for(group.communicator().backend(), kGpuSendStages, args.row_bytes,
                                   true);  // peers may have more tokens
-    const bool is_ll128 = sends_ll128(group, common);
+    const bool is_ll128 = sends_ll128(group, common, most_sms);
     common.own_rows_are_ll128 = is_ll128;
-    const uint32_t blocks = is_ll128 ? blocks_of_ll128(group, common)
-                                     : blocks_for(group, group.config().dispatch_sms, common.num_tokens + 1);
+    const uint32_t blocks =
+        is_ll128 ? blocks_of_ll128(group, common, most_sms) : blocks_for(group, most_sms, common.num_tokens + 1);
     share_blocks(group, common, is_ll128, blocks, kFewDispatchTokens, common.num_tokens * most_targets(common), 1);
     const uint32_t senders = std::max(1u, std::min(common.send_blocks, blocks - 1));  // the last one announces
     common.tokens_per_block = (common.num_tokens + senders - 1) / senders;
@@ -149,6 +155,7 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
     }
     // After a loss one block receives all rows again, without the other blocks' stages: so not with masks.
     args.own_rows_stay = common.halves == (kSendHalf | kReceiveHalf) && !is_ll128 && common.scope.masking == 0 &&
+                         common.overlap.memory == nullptr &&
                          common.tokens_per_block <= std::min(warp_layout.num_stages, warp_layout.receive_warps) &&
                          args.row_bytes <= warp_layout.chunk_bytes;
     // An SM has room for a block of this kernel and one of the next, but not for two of this one: if they start while
@@ -160,8 +167,10 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
     return shape_of(group, common, args.row_bytes, shared_bytes, blocks, "dispatch");
 }
 
-LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
+LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args, uint32_t num_sms) {
     LlCommon& common = args.common;
+    const bool overlaps = common.overlap.done_value != 0;
+    const uint32_t most_sms = lowered_sms(group.config().combine_sms, num_sms == 0 && overlaps ? kOverlapSms : num_sms);
     LlWarpLayout& warp_layout = common.warp_layout;
     const bool plain = !common.arena.fits_all_in_ll128() || is_quantised(args.wire);
     warp_layout =
@@ -175,7 +184,7 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
         warp_layout.warps_per_block = kFewGpuWarps;
     warp_layout.receive_warps = warp_layout.warps_per_block;
     args.segments = (args.row_bytes + args.segment_bytes - 1) / args.segment_bytes;
-    uint32_t blocks = blocks_for(group, group.config().combine_sms, plain ? common.num_tokens : 2 * common.num_tokens);
+    uint32_t blocks = blocks_for(group, most_sms, plain ? common.num_tokens : 2 * common.num_tokens);
     if (group.config().has_several_teams()) {
         // Every stage has rows of its own in the outbox.
         blocks = std::min(blocks, common.outbox.num_rows);

@@ -8,8 +8,8 @@
 namespace crossdock {
 
 // Set the arguments for blocks, warps, stages, chunks, row forms and the layout of shared memory, and return the
-// launch's shape. InvalidArgument if a block cannot hold even one warp's stage.
-LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args);
-LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args);
+// launch's shape. num_sms: of crossdockHandleSetSms. InvalidArgument if a block cannot hold even one warp's stage.
+LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args, uint32_t num_sms = 0);
+LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args, uint32_t num_sms = 0);
 
 }  // namespace crossdock

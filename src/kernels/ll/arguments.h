@@ -20,6 +20,17 @@ enum LlHalves : uint32_t { kSendHalf = 1, kReceiveHalf = 2, kCancel = 4 };
 // The form of a rank's own rows, if it is known before the launch.
 enum class LlForm : uint32_t { kEither, kLl128, kPlain };
 
+// Of handles whose operations overlap with experts' kernels (kernels/ll/overlap.h).
+struct LlOverlap {
+    uint32_t* memory;      // OverlapLayout; null: a dispatch publishes nothing
+    const uint32_t* done;  // [zones][blocks], the caller's; null: those in memory
+    uint32_t done_value;   // 0: a combine waits for nothing
+    uint32_t zones;        // local experts, or source ranks
+    uint32_t slots;        // rows that a zone has room for
+    uint32_t blocks;       // of a zone
+    uint32_t block_rows;
+};
+
 template <typename Scope>
 struct LlCommonOf {
     // For the general kernel; kernels for one case (kernels/ll/variants.h) know more.
@@ -57,6 +68,8 @@ struct LlCommonOf {
     Reach reach;
     LlOutbox outbox;
 
+    LlOverlap overlap;
+
     // This rank's terms.
     void set(Term term, uint64_t value) { scope.terms = Terms{scope.terms}.with(term, value).word; }
     void set_folded(Term term, uint64_t value) { scope.terms = Terms{scope.terms}.with_folded(term, value).word; }
@@ -69,6 +82,7 @@ static_assert(kRankOfExpertShift < 32, "the factor for one expert per rank, 2^sh
 template <typename Common>
 struct LlDispatchArgsOf {
     static constexpr bool kOneBatch = false;  // a block sends its tokens at once, in whole rows
+    static constexpr bool kMayOverlap = true;
 
     Common common;
     LlDispatchShared shared;
@@ -110,6 +124,7 @@ enum class RowForms : uint32_t { kLl128, kBoth };
 template <typename Common>
 struct LlCombineArgsOf {
     static constexpr uint32_t kRowsAtOnce = 4;  // LL128 rows of a token that a warp sums together
+    static constexpr bool kMayOverlap = true;
 
     Common common;
     LlCombineShared shared;

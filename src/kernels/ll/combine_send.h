@@ -5,6 +5,7 @@
 #include "device/sum_rows.h"
 #include "kernels/ll/gin_peers.h"
 #include "kernels/ll/ll128.h"
+#include "kernels/ll/overlap.h"
 
 namespace crossdock {
 
@@ -30,14 +31,6 @@ CROSSDOCK_DEVICE bool has_row_per_choice(const auto& args) {
 CROSSDOCK_DEVICE bool has_computed_rows(const auto& args) { return args.wire != LlCombineWire::kRows; }
 // Quantised rows are never LL128 rows: the receiver reads them in another order than they arrive.
 CROSSDOCK_DEVICE bool allows_ll128(const auto& args) { return !is_quantised(args.wire); }
-
-// A row that returns to its source rank.
-struct Return {
-    uint32_t source = 0;
-    uint32_t i = 0;       // among the source's rows or, with a row per choice, its choices
-    int64_t row_idx = 0;  // among all rows here; -1: the choice had no room
-    uint32_t cell = 0;
-};
 
 // The rows of one form that return, numbered token by token: row i is the (i / sources)-th of the source 1 + i %
 // sources after this rank, which itself comes last if at all. So ranks do not all begin with the same source, and all
@@ -247,6 +240,38 @@ class Ll128Returns {
         }
     }
 
+    // The same after begin(), while experts still compute: a warp sends what is done, and asks again for the rest.
+    CROSSDOCK_DEVICE void run_as_done() {
+        constexpr uint32_t kMostPending = 32;
+        const uint32_t step = op_.warps() * op_.c.send_blocks;
+        const Ll128Parts parts = Ll128Parts::of(shape_, list_.size(), step);
+        const uint32_t num = op_.block() < op_.c.send_blocks ? list_.size() * parts.num : 0;
+        ExpertsDone<Op> experts(op_);
+        experts.begin();
+        CROSSDOCK_ROLLED
+        for (uint32_t base = op_.warp() * op_.c.send_blocks + op_.block(); base < num; base += kMostPending * step) {
+            const uint32_t left = (num - base + step - 1) / step;
+            uint32_t pending = left < kMostPending ? (1u << left) - 1 : ~0u;
+            CROSSDOCK_ROLLED
+            while (pending != 0) {
+                const uint32_t before = pending;
+                uint32_t late = 0;
+                CROSSDOCK_ROLLED
+                for (uint32_t rest = pending; rest != 0; rest &= rest - 1) {
+                    const uint32_t bit = rest & (0u - rest);
+                    const uint32_t number = base + number_of_ones(bit - 1) * step;
+                    const bool is_row = list_.find(number / parts.num, row_);
+                    const bool is_late = is_row && is_leader(ctx_) && !experts.has_all(row_, late);
+                    if (ctx_.warp_any(is_late)) continue;
+                    pending &= ~bit;
+                    if (is_row) send_whole(parts.run(number % parts.num));
+                }
+                if (pending != before) continue;
+                if (ctx_.warp_any(is_leader(ctx_) && !experts.may_wait(late))) return;
+            }
+        }
+    }
+
   private:
     static constexpr uint32_t kGroupsAtOnce = 8;
     static constexpr uint32_t kGroupsSummedAtOnce = 2;
@@ -272,6 +297,16 @@ class Ll128Returns {
             groups_[i].store(ctx_, shape_, group, lines + i * Ll128Row::kGroupBytes, tag, group < run.end);
         }
         ctx_.mark(Step::kCombineStored);
+    }
+    CROSSDOCK_DEVICE void send_whole(Ll128Run run) {
+        if (!op_.wait_credit_as_warp(row_.source, list_.has_cell(row_))) return;
+        if (run.begin == 0 && is_leader(ctx_)) note_cell_written(op_, row_);
+        if (has_computed_rows(args_)) return send_sums(run);
+        CROSSDOCK_ROLLED
+        for (; run.begin < run.end; run.begin += kGroupsAtOnce) {
+            read(run);
+            send(run);
+        }
     }
     CROSSDOCK_DEVICE void send_sums(const Ll128Run& run) const {
         const uint64_t tag = ll128_tag(op_.epoch, kCellRow);
@@ -329,11 +364,13 @@ class PlainReturns {
           ctx_(op.ctx),
           args_(op.args),
           stage_(stage_of(op.ctx, op.args.shared, op.ctx.warp_idx())),
-          list_(op, false) {}
+          list_(op, false),
+          experts_(op) {}
 
-    // Starts loading the first row before the operation is known. Call after a block barrier that follows
-    // ReturnList::count.
+    // Starts loading the first row: before the operation is known, unless experts still compute. Call after a block
+    // barrier that follows ReturnList::count.
     CROSSDOCK_DEVICE void start() {
+        if (waits_for_experts(args_)) experts_.begin();
         number_ = op_.warp() * op_.blocks() + op_.block();
         step_ = op_.c.warp_layout.num_stages * op_.blocks();
         size_ = list_.size();
@@ -368,6 +405,7 @@ class PlainReturns {
     }
     CROSSDOCK_DEVICE void find_and_load() {
         is_there_ = number_ < size_ && list_.find(number_, row_);
+        if (is_there_ && waits_for_experts(args_)) is_there_ = experts_.wait_all(row_);
         if (is_there_ && row_.row_idx >= 0) stage_.load(ctx_, source(), chunk_at(0));
     }
     CROSSDOCK_DEVICE void send() {
@@ -398,6 +436,7 @@ class PlainReturns {
     decltype(Op::args) args_;
     RowStage stage_;
     ReturnList<Op> list_;
+    ExpertsDone<Op> experts_;
     uint32_t number_ = 0;
     uint32_t step_ = 0;
     uint32_t size_ = 0;
@@ -411,9 +450,11 @@ class PlainReturns {
 template <DType kDType, typename Op>
 class ComputedReturns {
   public:
-    CROSSDOCK_DEVICE explicit ComputedReturns(const Op& op) : op_(op), ctx_(op.ctx), args_(op.args), list_(op, false) {}
+    CROSSDOCK_DEVICE explicit ComputedReturns(const Op& op)
+        : op_(op), ctx_(op.ctx), args_(op.args), list_(op, false), experts_(op) {}
 
     CROSSDOCK_DEVICE void run() {
+        if (waits_for_experts(args_)) experts_.begin();
         const uint32_t blocks = op_.blocks();
         const uint32_t stages = op_.c.warp_layout.num_stages;
         const uint32_t warps = op_.warps();
@@ -429,14 +470,15 @@ class ComputedReturns {
             for (uint32_t row_first = 0; row_first < args_.wire_bytes; row_first += op_.c.warp_layout.chunk_bytes) {
                 CROSSDOCK_ROLLED
                 for (uint32_t i = warp; i < num * parts; i += warps) {
-                    if (list_.find(base + i / parts * blocks, row_)) compute(i / parts, row_first, i % parts, parts);
+                    if (list_.find(base + i / parts * blocks, row_) && wait_experts())
+                        compute(i / parts, row_first, i % parts, parts);
                 }
                 RowStage::filled();
                 ctx_.block_sync();
                 CROSSDOCK_ROLLED
                 for (uint32_t i = warp; i < num; i += warps) {
                     const RowStage::Lead lead(ctx_);
-                    if (lead && list_.find(base + i * blocks, row_) && list_.has_cell(row_) &&
+                    if (lead && list_.find(base + i * blocks, row_) && list_.has_cell(row_) && are_experts_done() &&
                         op_.wait_credit(row_.source))
                         send(i, row_first, turn);
                 }
@@ -449,6 +491,16 @@ class ComputedReturns {
     CROSSDOCK_DEVICE uint32_t chunk_at(uint32_t first) const {
         const uint32_t left = args_.wire_bytes - first;
         return left < op_.c.warp_layout.chunk_bytes ? left : op_.c.warp_layout.chunk_bytes;
+    }
+    // One warp.
+    CROSSDOCK_DEVICE bool wait_experts() const {
+        if (!waits_for_experts(args_)) return true;
+        return ctx_.warp_all(!is_leader(ctx_) || experts_.wait_all(row_));
+    }
+    // One thread: after a wait that failed, nothing is sent.
+    CROSSDOCK_DEVICE bool are_experts_done() const {
+        uint32_t late = 0;
+        return !waits_for_experts(args_) || experts_.has_all(row_, late);
     }
     // Computes the row's bytes from row_first on; this warp is the part-th of `parts` that share the row.
     CROSSDOCK_DEVICE void compute(uint32_t stage, uint32_t row_first, uint32_t part, uint32_t parts) const {
@@ -494,6 +546,7 @@ class ComputedReturns {
     const Ctx& ctx_;
     decltype(Op::args) args_;
     ReturnList<Op> list_;
+    ExpertsDone<Op> experts_;
     Return row_;
 };
 
@@ -517,7 +570,8 @@ class CombineSend {
     CROSSDOCK_DEVICE void prepare() { empty_outbox(ctx_, c_); }
     template <typename Begin>
     CROSSDOCK_DEVICE bool run(Begin begin) {
-        if (sends_plain_rows()) {
+        const bool overlaps = waits_for_experts(args_);
+        if (sends_plain_rows() && !overlaps) {
             if (const RowStage::Lead lead{ctx_}) plain_.start();
         }
         const auto begin_and_announce = [&] {
@@ -530,13 +584,17 @@ class CombineSend {
             }
             return true;
         };
-        const bool runs = kHasGinPeers ? begin_and_announce() : ll128_.run(begin_and_announce);
+        const bool runs = kHasGinPeers || overlaps ? begin_and_announce() : ll128_.run(begin_and_announce);
         if (!runs) {
-            if (sends_plain_rows() && is_leader(ctx_)) plain_.abandon();
+            if (sends_plain_rows() && !overlaps && is_leader(ctx_)) plain_.abandon();
             return false;
         }
+        if (overlaps && !kHasGinPeers) ll128_.run_as_done();
         if (sends_plain_rows()) {
-            if (const RowStage::Lead lead{ctx_}) plain_.run();
+            if (const RowStage::Lead lead{ctx_}) {
+                if (overlaps) plain_.start();
+                plain_.run();
+            }
         }
         if (kForms == RowForms::kBoth && has_computed_rows(args_)) ComputedReturns<kDType, Op>(op_).run();
         finish_puts();

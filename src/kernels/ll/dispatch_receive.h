@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device/row_copy.h"
+#include "kernels/ll/overlap.h"
 #include "kernels/ll/received_header.h"
 
 namespace crossdock {
@@ -20,7 +21,7 @@ class DispatchReceive {
   public:
     using Send = DispatchSend<Op>;
     CROSSDOCK_DEVICE DispatchReceive(const Op& op, const Send& send)
-        : op_(op), send_(send), ctx_(op.ctx), args_(op.args), c_(op.c), headers_(op) {}
+        : op_(op), send_(send), ctx_(op.ctx), args_(op.args), c_(op.c), headers_(op), publisher_(op) {}
 
     CROSSDOCK_DEVICE void fetch() {}
     CROSSDOCK_DEVICE void look_ahead() {}
@@ -33,6 +34,7 @@ class DispatchReceive {
         if (block_head(ctx_).is_refused != 0) return ctx_.note_unread_slots_allowed();
         counts.place_rows(announced, share);
         counts.publish(announced, share);
+        if (publishes_rows(args_)) begin_to_publish(announced, share);
         ctx_.mark(Step::kDispatchCounts);
 
         RowsRead rows;
@@ -56,6 +58,7 @@ class DispatchReceive {
         }
         if (is_leader(ctx_)) ctx_.note_operation_read(c_.rank, op_.epoch, rows.expected, rows.read);
         ctx_.warp_sync();
+        if (publishes_rows(args_)) publisher_.finish(share);
     }
 
   private:
@@ -67,8 +70,21 @@ class DispatchReceive {
         const Op op(ctx, args, operation);
         const Send send(op);
         DispatchReceive receive(op, send);
+        if (publishes_rows(args)) receive.publisher_.begin();
         return op.c.kForm == LlForm::kLl128 ? receive.receive_plain_rows(announced, share)
                                             : receive.receive_ll128_rows(announced, share);
+    }
+
+    CROSSDOCK_DEVICE void begin_to_publish(const Announced& announced, const WorkShare& share) {
+        publisher_.begin();
+        publisher_.clear_other_half(share);
+        if (share.block != 0) return;
+        CROSSDOCK_ROLLED
+        for (uint32_t zone = share.thread(ctx_); zone < c_.overlap.zones; zone += share.threads())
+            publisher_.publish_count(zone, rows_of_zones(announced)[zone]);
+    }
+    CROSSDOCK_DEVICE const uint32_t* rows_of_zones(const Announced& announced) const {
+        return c_.expert_major ? announced.expert_rows : announced.rows;
     }
 
     CROSSDOCK_DEVICE Placement placement_of_warp() const {
@@ -226,11 +242,17 @@ class DispatchReceive {
         const uint32_t direct = *placement.direct;
         const std::byte* scales = source + args_.row_bytes;
         const uint64_t first_scales = load_first_scales(scales);
-        if (const RowStage::Lead lead{ctx_}; lead && (direct & kDirectTokens) == 0)
+        if (const RowStage::Lead lead{ctx_}; lead && (direct & kDirectTokens) == 0) {
             place_plain(placement, stage, source);
+            if (publishes_rows(args_)) {
+                RowStage::wait_stores(ctx_);
+                ctx_.fence_landed();
+            }
+        }
         if ((direct & kDirectScales) == 0) place_all_scales(placement, scales, first_scales);
         if (is_leader(ctx_)) op_.note_read(slot);
         ctx_.warp_sync();
+        if (publishes_rows(args_)) publisher_.publish(placement, 0, 1, 1, rows_of_zones(announced));
         ctx_.mark(Step::kDispatchPlaced);
         return true;
     }
@@ -331,6 +353,8 @@ class DispatchReceive {
         }
         if (is_leader(ctx_) && is_first) op_.note_read(slot);
         ctx_.warp_sync();
+        if (publishes_rows(args_))
+            publisher_.publish(placement, run.begin, run.end, shape.groups(), rows_of_zones(announced));
         ctx_.mark(Step::kDispatchPlaced);
         return true;
     }
@@ -341,6 +365,7 @@ class DispatchReceive {
     decltype(Op::args) args_;
     decltype(Op::c) c_;
     HeaderReader<Op> headers_;
+    RowPublisher<Op> publisher_;
     uint32_t round_ = 0;  // loads of this warp's stage
 };
 

@@ -5,6 +5,7 @@
 
 #include "kernels/counters.h"
 #include "kernels/ll/dispatch_send.h"
+#include "kernels/ll/overlap.h"
 
 namespace crossdock {
 namespace {
@@ -16,9 +17,9 @@ struct Announced {
     uint32_t* plain_before;  // [ranks + 1]: plain rows in the buffer of the sources below
     uint32_t* ll128;         // [ranks]: LL128 rows; then the largest number of them
     uint32_t* first_rows;    // [ranks][local experts]: where a source's rows of an expert begin; expert-major
+    uint32_t* expert_rows;   // [local experts]; elastic, and where rows are published
     // Elastic.
     uint32_t* rows_before;  // [ranks + 1]: rows of the sources below
-    uint32_t* expert_rows;  // [local experts]
     uint32_t* padded_rows;  // [local experts]: rounded up to the alignment
     uint32_t* zones;        // [local experts]: where an expert's rows begin
 };
@@ -78,8 +79,8 @@ class ReceivedCounts {
                 received + 2 * stride,
                 received + 3 * stride,
                 args_.shared.first_rows.in(ctx_.shared_memory()),
-                received + 4 * stride,
                 zones,
+                received + 4 * stride,
                 zones + experts,
                 zones + 2 * experts};
     }
@@ -245,8 +246,10 @@ class ReceivedCounts {
         CROSSDOCK_ROLLED
         for (uint32_t expert = share.thread(ctx_); expert < experts; expert += share.threads()) {
             const uint32_t rows = number_rows_of(announced, expert, experts);
+            const uint32_t placed = rows < capacity ? rows : capacity;
+            if (publishes_rows(args_)) announced.expert_rows[expert] = placed;
             if (share.block != 0) continue;
-            args_.counters[expert] = static_cast<int32_t>(rows < capacity ? rows : capacity);
+            args_.counters[expert] = static_cast<int32_t>(placed);
             if (rows > capacity && c_.traps_overflow) record_overflow(ctx_, c_.scope, c_.rank, rows, capacity);
         }
     }

@@ -32,6 +32,7 @@ struct LlDispatchConfig {
     bool transposed_scales = false;
     bool is_elastic = false;
     bool has_given_scales = false;  // next to rows that travel as they are
+    bool overlaps = false;          // publishes rows
 
     constexpr bool operator==(const LlDispatchConfig&) const = default;
     static LlDispatchConfig of(const LlDispatchArgs& args) {
@@ -43,7 +44,8 @@ struct LlDispatchConfig {
                 args.wire,
                 args.transposed_scales && places_scales,
                 args.is_elastic,
-                args.wire == LlDispatchWire::kBytes && args.scale_bytes > 0};
+                args.wire == LlDispatchWire::kBytes && args.scale_bytes > 0,
+                c.overlap.memory != nullptr && places_scales};
     }
 };
 
@@ -72,6 +74,9 @@ inline constexpr LlDispatchConfig kDispatchKernels[] = {
     {kBothHalves, By::kExpert, LlForm::kPlain, LlDispatchWire::kFp8, true},
     {kReceiveHalf, By::kExpert, LlForm::kLl128, LlDispatchWire::kFp8, true},
     {kReceiveHalf, By::kExpert, LlForm::kPlain, LlDispatchWire::kFp8, true},
+    // Beside experts' kernels.
+    {kBothHalves, By::kExpert, LlForm::kLl128, LlDispatchWire::kBytes, false, false, false, true},
+    {kBothHalves, By::kExpert, LlForm::kPlain, LlDispatchWire::kBytes, false, false, false, true},
     // DeepEP's ElasticBuffer.
     {kBothHalves, By::kRank, LlForm::kLl128, LlDispatchWire::kBytes, false, true},
     {kBothHalves, By::kRank, LlForm::kPlain, LlDispatchWire::kBytes, false, true},
@@ -92,6 +97,7 @@ struct LlCombineConfig {
     // On GPUs all rows of a combine of one LSA team are LL128 rows, unless they are long or quantised.
     RowForms forms = RowForms::kLl128;
     LlForm form = LlForm::kLl128;
+    bool overlaps = false;  // waits for experts
 
     constexpr bool operator==(const LlCombineConfig&) const = default;
     static LlCombineConfig of(const LlCombineArgs& args) {
@@ -106,7 +112,8 @@ struct LlCombineConfig {
                 args.is_elastic,
                 args.dtype,
                 args.forms,
-                c.own_rows_are_ll128 ? LlForm::kLl128 : LlForm::kPlain};
+                c.own_rows_are_ll128 ? LlForm::kLl128 : LlForm::kPlain,
+                c.overlap.done_value != 0 && c.halves != kReceiveHalf};
     }
 };
 
@@ -128,6 +135,9 @@ inline constexpr LlCombineConfig kCombineKernels[] = {
     {kBothHalves, By::kExpert, LlCombineWire::kSums, true},
     {kReceiveHalf, By::kRank, LlCombineWire::kRows, true},
     {kReceiveHalf, By::kExpert, LlCombineWire::kRows, true},
+    // Beside experts' kernels.
+    {.halves = kBothHalves, .order = By::kExpert, .wire = LlCombineWire::kRows, .masks = false, .overlaps = true},
+    {.halves = kSendHalf, .order = By::kExpert, .wire = LlCombineWire::kRows, .masks = false, .overlaps = true},
     // DeepEP's ElasticBuffer.
     {kBothHalves, By::kRank, LlCombineWire::kRows, false, false, true},
     {kBothHalves, By::kRank, LlCombineWire::kRows, false, true, true},
@@ -147,6 +157,7 @@ struct LlCommonKnown : LlCommonOf<Scope> {
 template <LlDispatchConfig kConfig>
 struct LlDispatchKnownAlways : LlDispatchArgsOf<LlCommonKnown<kConfig, kTopkOfDispatch>> {
     static constexpr bool kOneBatch = true;
+    static constexpr bool kMayOverlap = kConfig.overlaps;
     static constexpr bool is_elastic = kConfig.is_elastic;
     static constexpr LlDispatchWire wire = kConfig.wire;
     static constexpr bool transposed_scales = kConfig.transposed_scales;
@@ -173,6 +184,7 @@ using ScopeOf = std::conditional_t<kConfig.halves == kSendHalf, WaitScope, Known
 template <LlCombineConfig kConfig>
 struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<kConfig, kTopkOfCombine, ScopeOf<kConfig>>> {
     static constexpr uint32_t kRowsAtOnce = kConfig.own_rows_stay && kConfig.order == By::kExpert ? 8 : 4;
+    static constexpr bool kMayOverlap = kConfig.overlaps;
     static constexpr bool is_elastic = kConfig.is_elastic;
     static constexpr DType dtype = kConfig.dtype;
     static constexpr LlCombineWire wire = kConfig.wire;

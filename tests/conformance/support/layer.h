@@ -9,6 +9,7 @@
 
 #include "conformance/support/group.h"
 #include "conformance/support/layer_options.h"
+#include "conformance/support/overlap.h"
 #include "reference/ht_combine.h"
 
 namespace crossdock::testing {
@@ -59,6 +60,9 @@ class Layer {
     std::byte* ids() const { return ids_->data(); }
     // What combine wrote, to compare runs.
     Bytes combined() const { return combine_output_->read(); }
+    // Where dispatch's rows arrive, and where combine reads.
+    const Buffer& arrived() const { return *received_; }
+    Buffer& combine_rows() { return combine_input(); }
 
     // Other tokens, routing and numbers of tokens in the same shapes, in the same buffers; then ncclEpUpdateHandle,
     // which must succeed.
@@ -167,6 +171,7 @@ class Layer {
     void check_numbers(const Numbers& numbers, const std::string& of, bool asked,
                        const std::vector<ReceivedRow>& rows = {});
     void check_metadata(const std::vector<ReceivedRow>& rows);
+    void check_overlap(const std::vector<ReceivedRow>& rows) const;
     // That combine wrote sums within their bounds.
     void check_bounds(const Bytes& seen, const ActiveRanks& active);
     Buffer& combine_input() { return combine_input_ ? *combine_input_ : *received_; }
@@ -190,6 +195,7 @@ class Layer {
     std::unique_ptr<Buffer> combine_input_, combine_scales_, gradients_;
     std::unique_ptr<Buffer> combine_output_, combined_gradients_;
     std::unique_ptr<Buffer> handle_memory_;
+    std::optional<Overlap> overlap_;
     // Goes before any buffer, also where a constructor throws.
     std::unique_ptr<ncclEpHandle, DestroyHandle> handle_;
 };

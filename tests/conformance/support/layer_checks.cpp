@@ -116,6 +116,7 @@ void Layer::check_dispatch(ncclEpPassDir_t direction, const ActiveRanks& active,
     received_->check(tokens, problem_.received_row_bytes(), "dispatch's tokens");
     if (received_scales_) received_scales_->check(scales, problem_.scale_row_bytes(), "dispatch's scales");
     if (forward && received_weights_) check_metadata(rows);
+    if (overlap_) check_overlap(rows);
     if (!problem_.is_ht())
         check_numbers(dispatch_numbers_, "dispatch's ", true, rows);
     else if (forward && !options_.keep_outputs)
@@ -123,6 +124,12 @@ void Layer::check_dispatch(ncclEpPassDir_t direction, const ActiveRanks& active,
     for (Buffer* input : {ids_.get(), tokens_.get(), weights_.get()}) input->check_guards("an input of dispatch");
     // Inputs are the caller's again in stream order.
     if (problem_.is_ht() && !options_.keep_outputs) poison({tokens_.get(), weights_.get()});
+}
+
+void Layer::check_overlap(const std::vector<ReceivedRow>& rows) const {
+    std::vector<uint32_t> rows_of_zones(overlap_->zones());
+    for (const ReceivedRow& row : rows) ++rows_of_zones[row.index / static_cast<size_t>(problem_.slots())];
+    overlap_->check(rows_of_zones);
 }
 
 void Layer::check_metadata(const std::vector<ReceivedRow>& rows) {
@@ -167,6 +174,7 @@ void Layer::prepare_combine(const ActiveRanks& active) {
         }
     }
     combine_input().write(image);
+    if (overlap_) overlap_->mark_done();
     if (combine_scales_) combine_scales_->write(as_bytes(scales));
     if (gradients_) gradients_->write(gradients);
     poison({combine_output_.get(), combined_gradients_.get()});

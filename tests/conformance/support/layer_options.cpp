@@ -14,6 +14,9 @@ LayerOptions random_options(uint64_t seed, ncclEpAlgorithm_t algorithm, WindowAr
         options.ask_offsets = options.ask_total = random.chance(40);
         options.counter_type = random.pick({ncclInt32, ncclInt64});
         options.null_configs = random.chance(50);
+        Random overlap(seed ^ 0x0E5);
+        options.overlap_rows = static_cast<uint32_t>(overlap.chance(40) ? overlap.pick({1, 2, 3, 64}) : 0);
+        options.sms_seed = overlap.chance(30) ? seed | 1 : 0;
         return options;
     }
     options.own_handle_memory = !options.create_in_one_call && random.chance(40);

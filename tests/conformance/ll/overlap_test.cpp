@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low latency beside the experts' kernel (crossdockHandleSetOverlap): what a dispatch publishes is in place, and a
+// combine sends rows only when they are computed. Random tests and sequences publish and wait, too
+// (LayerOptions::overlap_rows).
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "conformance/support/fault_support.h"
+
+namespace crossdock::testing {
+namespace {
+
+constexpr uint64_t kPatienceNs = 60'000'000'000;
+
+// Experts find only the rows that there are; elsewhere `found` is zero.
+bool is_part_of(const Bytes& found, const Bytes& all) {
+    return std::equal(found.begin(), found.end(), all.begin(), all.end(),
+                      [](std::byte one, std::byte other) { return one == other || one == std::byte{0}; });
+}
+
+// A rank's experts in a thread beside its calls: each block is computed once its rows are in place.
+class Experts {
+  public:
+    // answers: all rows that combine reads, as they are to be.
+    Experts(Layer& layer, const Overlap& overlap, Bytes answers, uint64_t seed)
+        : layer_(layer),
+          overlap_(overlap),
+          answers_(std::move(answers)),
+          arrived_(layer.arrived().bytes()),
+          zones_(overlap.zones()),
+          random_(seed),
+          thread_([this] { run(); }) {}
+    ~Experts() {
+        if (thread_.joinable()) thread_.join();
+    }
+    Experts(const Experts&) = delete;
+    Experts& operator=(const Experts&) = delete;
+
+    // What they found, where they found it.
+    const Bytes& finish() {
+        thread_.join();
+        return arrived_;
+    }
+    const std::string& complaint() const { return complaint_; }
+
+  private:
+    void run() {
+        const OverlapConsumer consumer = overlap_.consumer();
+        const uint32_t turn = consumer.turn();
+        std::vector<uint32_t> order(zones_);
+        std::iota(order.begin(), order.end(), 0u);
+        for (size_t i = order.size(); i > 1; --i)
+            std::swap(order[i - 1], order[static_cast<size_t>(random_.below(static_cast<int>(i)))]);
+        for (const uint32_t zone : order) compute(consumer, turn, zone);
+        consumer.leave(1);
+    }
+    void compute(const OverlapConsumer& consumer, uint32_t turn, uint32_t zone) {
+        uint32_t rows = 0;
+        if (!consumer.wait_count(turn, zone, kPatienceNs, rows)) complaint_ = "no count";
+        const uint32_t slots = static_cast<uint32_t>(layer_.problem().slots());
+        const uint32_t block_rows = overlap_.block_rows();
+        for (uint32_t block = (rows + block_rows - 1) / block_rows; block-- > 0;) {  // the last one first
+            const uint32_t num = consumer.wait_block(turn, zone, block, kPatienceNs);
+            const size_t first = size_t{zone} * slots + size_t{block} * block_rows;
+            if (num != std::min(block_rows, rows - block * block_rows)) complaint_ = "a block's rows";
+            copy(layer_.arrived(), arrived_.data(), first, num);
+            copy_to(layer_.combine_rows(), answers_.data(), first, num);
+            consumer.finish(turn, zone, block, Overlap::kDoneValue - 1);
+            if (random_.chance(30)) std::this_thread::yield();
+            consumer.finish(turn, zone, block);
+        }
+    }
+    static size_t row_bytes(const Buffer& buffer, const Problem& problem) {
+        return buffer.bytes() / static_cast<size_t>(problem.num_blocks() * problem.slots());
+    }
+    void copy(const Buffer& from, std::byte* to, size_t first, size_t num) const {
+        const size_t bytes = row_bytes(from, layer_.problem());
+        std::memcpy(to + first * bytes, from.data() + first * bytes, num * bytes);
+    }
+    void copy_to(const Buffer& to, const std::byte* from, size_t first, size_t num) const {
+        const size_t bytes = row_bytes(to, layer_.problem());
+        std::memcpy(to.data() + first * bytes, from + first * bytes, num * bytes);
+    }
+
+    Layer& layer_;
+    const Overlap& overlap_;
+    Bytes answers_, arrived_;
+    uint32_t zones_;
+    Random random_;
+    std::string complaint_;
+    std::thread thread_;
+};
+
+// Rows are looked at, and answered, while others still arrive, over several turns.
+TEST(Overlap, ExpertsComputeWhileRowsArrive) {
+    on_each_backend({Backend::kThreads, Backend::kProcesses}, [](const BackendSpec& spec) {
+        for (uint64_t seed = 1; seed <= 24 && !::testing::Test::HasFailure(); ++seed) {
+            ProblemLimits limits{.num_ranks = ranks_or(1 + static_cast<int>(seed % 4)), .most_row_bytes = 1024};
+            expect_clean(spec, limits.num_ranks, seed, [=](RankContext& context) {
+                Problem problem = random_problem(seed, limits);
+                Group group(context, problem);
+                Layer layer(context, group.get(), problem);
+                const uint32_t block_rows = static_cast<uint32_t>(1 + seed % 5);
+                const Overlap overlap(context, layer.stream(), layer.handle(), problem, block_rows);
+                for (uint64_t turn = 0; turn < 4; ++turn) {
+                    layer.prepare_combine();
+                    const Bytes answers = layer.combine_rows().read();
+                    layer.combine_rows().poison();
+                    layer.prepare_dispatch();
+                    Experts experts(layer, overlap, answers, seed * 10 + turn);
+                    RANK_OK(context, layer.dispatch());
+                    const Bytes arrived = layer.arrived().read();
+                    RANK_OK(context, layer.combine());
+                    const Bytes found = experts.finish();
+                    RANK_CHECK(context, experts.complaint().empty(), "experts: {}", experts.complaint());
+                    RANK_CHECK(context, is_part_of(found, arrived), "experts found other rows than there are");
+                    layer.check_dispatch();
+                    layer.check_combine();
+                    problem = rerouted(problem, seed * 100 + turn);
+                    layer.route(problem);
+                }
+            });
+        }
+    });
+}
+
+// One counter per expert, which the caller clears.
+TEST(Overlap, CombinesWaitForCountersOfTheCallers) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
+            const Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 5);
+            Group group(context, problem);
+            Layer layer(context, group.get(), problem);
+            const auto zones = static_cast<size_t>(problem.num_blocks());
+            Buffer counters(context, layer.stream(), zones * sizeof(uint32_t));
+            const std::vector<uint32_t> done(zones, 17);
+            counters.write(done.data(), counters.bytes());
+            Tensor tensor(ncclInt32, {zones}, counters);
+            crossdockOverlap_t overlap = CROSSDOCK_OVERLAP_INIT;
+            overlap.block_rows = static_cast<unsigned>(problem.slots());
+            overlap.done = tensor;
+            overlap.done_value = 17;
+            RANK_OK(context, crossdockHandleSetOverlap(layer.handle(), &overlap));
+            layer.round_trip();
+            RANK_OK(context, crossdockHandleSetOverlap(layer.handle(), nullptr));
+            counters.poison();
+            layer.round_trip();
+        });
+    });
+}
+
+// A counter that never comes ends the combine with a message that names it.
+TEST(Overlap, ACounterThatDoesNotComeIsNamed) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                const Problem problem = busy_problem(context.num_ranks(), layout, 7);
+                ncclEpGroupConfig_t config = group_config_for(context, problem);
+                config.timeout_ns = short_timeout_ns(context);
+                Group group(context, context.comm(), config);
+                Layer layer(context, group.get(), problem);
+                const Overlap overlap(context, layer.stream(), layer.handle(), problem, 2);
+                layer.prepare_dispatch();
+                RANK_OK(context, layer.dispatch());
+                layer.check_dispatch();
+                layer.prepare_combine();
+                layer.combine();  // on CPUs this one fails, on GPUs those after it
+                context.synchronize(layer.stream());
+                RANK_REFUSED(context, ncclRemoteError, "waiting for its own experts", layer.combine());
+                RANK_REFUSED(context, ncclRemoteError, "has counter 0, expected 3 or more", layer.combine());
+            });
+        }
+    });
+}
+
+TEST(Overlap, WrongCountersAreRefused) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            const Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 5);
+            Group group(context, problem);
+            Layer layer(context, group.get(), problem);
+            size_t words = 0;
+            RANK_REFUSED(context, ncclInvalidArgument, "words is NULL",
+                         crossdockOverlapWords(layer.handle(), 4, nullptr));
+            RANK_REFUSED(context, ncclInvalidArgument, "block_rows is 0",
+                         crossdockOverlapWords(layer.handle(), 0, &words));
+            RANK_OK(context, crossdockOverlapWords(layer.handle(), 4, &words));
+            Buffer memory(context, layer.stream(), words * sizeof(uint32_t));
+            const auto set = [&](size_t elements, ncclDataType_t type, unsigned block_rows, bool is_done,
+                                 unsigned done_value) {
+                Tensor tensor(type, {elements}, memory);
+                crossdockOverlap_t overlap = CROSSDOCK_OVERLAP_INIT;
+                overlap.block_rows = block_rows;
+                overlap.done_value = done_value;
+                (is_done ? overlap.done : overlap.memory) = tensor;
+                return crossdockHandleSetOverlap(layer.handle(), &overlap);
+            };
+            RANK_REFUSED(context, ncclInvalidArgument, "block_rows is 0", set(words, ncclUint32, 0, false, 0));
+            RANK_REFUSED(context, ncclInvalidArgument, fmt::format("expected at least {}", words),
+                         set(words - 1, ncclUint32, 4, false, 0));
+            RANK_REFUSED(context, ncclInvalidArgument, "overlap->memory", set(words, ncclFloat32, 4, false, 0));
+            RANK_REFUSED(context, ncclInvalidArgument, "overlap->done has 1 elements", set(1, ncclInt32, 1, true, 1));
+            RANK_REFUSED(context, ncclInvalidArgument, "done_value is 0", set(words, ncclInt32, 4, true, 0));
+            crossdockOverlap_t neither = CROSSDOCK_OVERLAP_INIT;
+            RANK_REFUSED(context, ncclInvalidArgument, "expected at least one of them",
+                         crossdockHandleSetOverlap(layer.handle(), &neither));
+            layer.round_trip();  // nothing applies
+
+            const Problem ht = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5, kHighThroughput);
+            Group ht_group(context, ht);
+            Layer ht_layer(context, ht_group.get(), ht);
+            RANK_REFUSED(context, ncclInvalidUsage, "LL handles", crossdockOverlapWords(ht_layer.handle(), 4, &words));
+            RANK_REFUSED(context, ncclInvalidUsage, "LL handles",
+                         crossdockHandleSetOverlap(ht_layer.handle(), nullptr));
+        });
+    });
+}
+
+}  // namespace
+}  // namespace crossdock::testing
