@@ -134,6 +134,7 @@ class Session {
     void allocate_tensor();
     void inspect();
     void use_settings(Handle& handle);
+    void set_overlap(Handle& handle, uint32_t block_rows);
     void use_communicators();
 
     // session_ht_calls.cpp: the same for high-throughput handles and groups.

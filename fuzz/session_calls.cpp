@@ -402,7 +402,10 @@ void Session::inspect() {
 void Session::use_settings(Handle& handle) {
     const uint32_t value = input_.or_edge(input_.below(2));
     const uint32_t experts = handle.group.num_experts / static_cast<uint32_t>(num_ranks_);
-    switch (input_.below(6)) {
+    switch (input_.below(7)) {
+        case 6:
+            set_overlap(handle, value);
+            break;
         case 0:
             expect(crossdockHandleSetSms(handle.handle, value), "crossdockHandleSetSms");
             expect(crossdockHandleSms(handle.handle, nullptr, nullptr, nullptr), "crossdockHandleSms");
@@ -432,6 +435,22 @@ void Session::use_settings(Handle& handle) {
             expect(crossdockHandleRouting(handle.handle, tensor(ncclInt32, {handle.num_tokens, handle.topk}), nullptr),
                    "crossdockHandleRouting");
     }
+}
+
+// Only until the call has returned: no experts would ever count for a combine.
+void Session::set_overlap(Handle& handle, uint32_t block_rows) {
+    size_t words = 0;
+    expect(crossdockOverlapWords(handle.handle, block_rows, input_.rarely() ? nullptr : &words),
+           "crossdockOverlapWords");
+    if (words == 0 || words > 4096) words = input_.below(64);
+    Padded<crossdockOverlap_t> overlap;
+    overlap.whole.block_rows = block_rows;
+    overlap.whole.done_value = input_.below(3);
+    if (!input_.rarely()) overlap.whole.memory = tensor(ncclInt32, {words});
+    if (input_.below(2) == 1) overlap.whole.done = tensor(ncclUint32, {words});
+    const ncclResult_t result = crossdockHandleSetOverlap(handle.handle, break_struct(overlap));
+    expect(result, "crossdockHandleSetOverlap");
+    if (result == ncclSuccess) expect(crossdockHandleSetOverlap(handle.handle, nullptr), "crossdockHandleSetOverlap");
 }
 
 void Session::use_communicators() {

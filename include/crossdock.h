@@ -222,10 +222,12 @@ typedef struct {
     uint64_t handle;       /* number of the handle within its group, in order of creation, from 1; 0: none */
     uint64_t epoch;        /* the operation's number within the group */
     uint64_t expected;     /* the awaited value ... */
-    uint64_t seen;       /* ... and the last one seen. Steps "report" and "refused": the rank that waited for the peer,
-                            or refused its number, and reported it. HT: numbers of operations; for rows, weights and
-                            credits, numbers of packets in this operation, from 1 (0: none) */
-    uint64_t elapsed_us; /* from the operation's start on this rank */
+    uint64_t seen;         /* ... and the last one seen. Step "experts" (crossdockHandleSetOverlap): peer is rank; the
+                              upper halves of expected and seen are the expert (rank-major: the source rank) and the
+                              block. Steps "report" and "refused": the rank that waited for the peer,
+                              or refused its number, and reported it. HT: numbers of operations; for rows, weights and
+                              credits, numbers of packets in this operation, from 1 (0: none) */
+    uint64_t elapsed_us;   /* from the operation's start on this rank */
 } crossdockDiagnosis_t;
 
 #define CROSSDOCK_DIAGNOSIS_INIT \
@@ -302,8 +304,8 @@ ncclResult_t crossdockHandleSetTag(ncclEpHandle_t handle, unsigned int tag);
 ncclResult_t crossdockHandleSetAlignment(ncclEpHandle_t handle, unsigned int alignment);
 
 /* How many SMs the updates, dispatches and combines take that are issued from now on, so that other kernels can have
- * the rest. 0, with which handles start, stands for the group's settings, or the layout's defaults. Any other number is
- * lowered to what the operation can use:
+ * the rest. 0, with which handles start, stands for the group's settings, or the layout's defaults. In LL any other
+ * number is a further limit. In HT it may be above the group's, and is lowered to what the operation can use:
  *   - what config->max_num_sms, the operation's own field or the environment allows, if one is set;
  *   - the SMs of a device, divided by the ranks that share it, on the rank that has fewest;
  *   - as many as the group's memory has rings for, at least the layouts' defaults;
@@ -363,7 +365,8 @@ ncclResult_t crossdockHandleRebind(ncclEpHandle_t handle, const ncclEpTensor_t* 
 typedef struct {
     unsigned int size;            /* sizeof(crossdockOverlap_t) */
     unsigned int magic;           /* NCCL_EP_MAGIC */
-    unsigned int block_rows;      /* 1 or more; usually the rows of a tile of the experts' GEMM */
+    unsigned int block_rows;      /* 1 .. 2^20, or more for whole zones; usually the rows of a tile of the experts'
+                                     GEMM */
     unsigned int done_value;      /* what a block's counter of done reaches once its rows are computed; 0: combines do
                                      not wait */
     const ncclEpTensor_t* memory; /* [crossdockOverlapWords] int32 or uint32, device memory of the caller's; NULL:
@@ -386,14 +389,16 @@ ncclResult_t crossdockOverlapWords(ncclEpHandle_t handle, unsigned int block_row
  *
  * A dispatch with memory publishes a zone's number of rows as soon as it is known, and each block when all its rows are
  * in place, with scales, weights and ids. A combine with done_value sends a block's rows when its counter has reached
- * the value, whatever the order of blocks; it may start before any row is computed. If a counter does not come within
+ * the value, and may start before any row is computed. Blocks may finish in any order (rows that are quantised, summed
+ * by the sender, or longer than 32 KiB are sent in a fixed order). If a counter does not come within
  * seven eighths of the timeout, the group fails, and the message names the expert, the block, the value expected and
  * the one seen; the rest of the timeout is for the peers, who wait for the rows.
  *
- * Memory: one per handle. The caller clears it once, before its first use, and again after a dispatch or a consumer
- * that did not run to its end. From then on, for each dispatch, the consumer runs exactly once (OverlapConsumer::leave
- * ends a run). The next dispatch must be ordered after it, and after the combine, as any kernel that rewrites
- * outputs->tokens.
+ * Memory: one per handle. The caller clears it before its first use, and again before a use with another block_rows or
+ * after a dispatch or a consumer that did not run to its end. From then on, for each dispatch, the consumer runs
+ * exactly once (OverlapConsumer::leave ends a run). The next dispatch must be ordered after it, and after the combine,
+ * as any kernel that rewrites outputs->tokens. A second combine of the same dispatch finds the counters of the first,
+ * and waits for nothing.
  *
  * GPUs: kernels that wait for each other must all fit. Launch the dispatch before the consumer, and the consumer before
  * the combine, and limit what they take: crossdockHandleSetSms for this handle; a combine that waits takes 24 SMs where
@@ -402,7 +407,7 @@ ncclResult_t crossdockOverlapWords(ncclEpHandle_t handle, unsigned int block_row
  *
  * Not with elastic operations (InvalidUsage from them), and memory not in groups with masks. InvalidArgument: a field
  * out of range, a tensor of other type or extent, neither memory nor done, done without done_value. InvalidUsage: an HT
- * handle. */
+ * handle; from ncclEpCombine: it would wait for counters in memory in which the last dispatch did not publish. */
 ncclResult_t crossdockHandleSetOverlap(ncclEpHandle_t handle, const crossdockOverlap_t* overlap);
 
 /* ---- Elastic operations: packed rows, with all that their receiver wants to know of them ---- */

@@ -26,6 +26,7 @@ HEADERS = [
     "crossdock/communicator.hpp",
     "crossdock/tensor.hpp",
     "crossdock/group.hpp",
+    "crossdock/overlap.hpp",
 ]
 SECTION = re.compile(r"^-{3,} *(.+?) *-{3,}$")
 

@@ -127,6 +127,15 @@ class Handle {
     void set_tag(unsigned int tag) { check(crossdockHandleSetTag(handle_, tag)); }
     void set_alignment(unsigned int alignment) { check(crossdockHandleSetAlignment(handle_, alignment)); }
     void set_sms(unsigned int num_sms) { check(crossdockHandleSetSms(handle_, num_sms)); }
+
+    // Counters between the operations and the experts' kernel (low latency); see overlap.hpp.
+    size_t overlap_words(unsigned int block_rows) const {
+        size_t words = 0;
+        check(crossdockOverlapWords(handle_, block_rows, &words));
+        return words;
+    }
+    void set_overlap(const crossdockOverlap_t& overlap) { check(crossdockHandleSetOverlap(handle_, &overlap)); }
+    void end_overlap() { check(crossdockHandleSetOverlap(handle_, nullptr)); }
     void rebind(Tensor& topk_idx) { check(crossdockHandleRebind(handle_, topk_idx.get())); }
 
   private:

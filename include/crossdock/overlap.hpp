@@ -55,7 +55,7 @@ struct OverlapLayout {
     uint32_t blocks; /* of a zone */
 
     CROSSDOCK_OVERLAP_CALL static constexpr OverlapLayout of(uint32_t zones, uint32_t slots, uint32_t block_rows) {
-        return {zones, (slots + block_rows - 1) / block_rows};
+        return {zones, static_cast<uint32_t>((uint64_t{slots} + block_rows - 1) / block_rows)};
     }
     CROSSDOCK_OVERLAP_CALL constexpr uint64_t half_words() const { return zones * (1 + 3 * uint64_t{blocks}); }
     CROSSDOCK_OVERLAP_CALL constexpr uint64_t bytes() const { return 4 * (kHeadWords + 2 * half_words()); }
@@ -85,8 +85,13 @@ class OverlapConsumer {
     CROSSDOCK_OVERLAP_CALL OverlapConsumer(void* memory, uint32_t zones, uint32_t slots, uint32_t block_rows)
         : words_(static_cast<uint32_t*>(memory)), layout_(OverlapLayout::of(zones, slots, block_rows)) {}
 
-    /* Of this run. The same for all parts, until the last one leaves. */
-    CROSSDOCK_OVERLAP_CALL uint32_t turn() const { return acquire(words_ + OverlapLayout::kConsumers); }
+    /* Of this run: the same for all parts, until the last one leaves. Waits until the dispatch of the turn before has
+     * ended, which clears what this turn uses; that takes no longer than the dispatch's own timeout. */
+    CROSSDOCK_OVERLAP_CALL uint32_t turn() const {
+        const uint32_t turn = acquire(words_ + OverlapLayout::kConsumers);
+        while (static_cast<int32_t>(acquire(words_ + OverlapLayout::kDispatches) - turn) < 0) pause();
+        return turn;
+    }
 
     /* Waits until the rows of a zone are known. Returns false, and no number, after timeout_ns. */
     CROSSDOCK_OVERLAP_CALL bool wait_count(uint32_t turn, uint32_t zone, uint64_t timeout_ns, uint32_t& rows) const {
@@ -96,13 +101,14 @@ class OverlapConsumer {
     }
     /* Waits until all rows of a block are in place; returns their number: 0 after timeout_ns, so call it only for
      * blocks that the zone has (wait_count). Read the rows with ordinary loads: __ldg and const __restrict__ might find
-     * what was there before. */
+     * what was there before. Before asynchronous loads (TMA): fence.proxy.async, by the thread that issues them. */
     CROSSDOCK_OVERLAP_CALL uint32_t wait_block(uint32_t turn, uint32_t zone, uint32_t block,
                                                uint64_t timeout_ns) const {
         return wait(words_ + layout_.ready(turn, zone, block), timeout_ns);
     }
     /* Publishes what this part has computed of a block. A combine sends the block's rows when the sum of the values has
-     * reached crossdockOverlap_t::done_value. */
+     * reached crossdockOverlap_t::done_value. After asynchronous stores (TMA): wait until they are complete, and
+     * fence.proxy.async, first. */
     CROSSDOCK_OVERLAP_CALL void finish(uint32_t turn, uint32_t zone, uint32_t block, uint32_t value = 1) const {
         add(words_ + layout_.done(turn, zone, block), value);
     }
@@ -144,7 +150,7 @@ class OverlapConsumer {
     }
     __device__ static uint64_t now_ns() {
         uint64_t now;
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
         return now;
     }
     __device__ static void pause() { __nanosleep(100); }

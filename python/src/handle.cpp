@@ -24,7 +24,13 @@ void Handle::keep(std::vector<Array>& where, CallArrays& arrays, bool is_split, 
     device_ = arrays.device();
     stream_ = stream;
     if (is_split || !is_cpu(*group_)) where = arrays.take();
+    if (!is_pending_) former_overlaps_.clear();
     is_pending_ = is_pending_ || is_split;
+}
+
+void Handle::keep_overlap(std::vector<Array> arrays) {
+    for (Array& array : overlap_) former_overlaps_.push_back(std::move(array));
+    overlap_ = std::move(arrays);
 }
 
 void Handle::update(nb::handle topk_idx, nb::handle layout_info, nb::handle stream) {
@@ -182,7 +188,7 @@ void Handle::forget_arrays() {
 
 std::vector<Array> Handle::take_arrays() {
     std::vector<Array> all;
-    for (std::vector<Array>* some : {&memory_, &routing_, &overlap_, &dispatched_, &combined_}) {
+    for (std::vector<Array>* some : {&memory_, &routing_, &overlap_, &former_overlaps_, &dispatched_, &combined_}) {
         for (Array& array : *some) all.push_back(std::move(array));
         some->clear();
     }

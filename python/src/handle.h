@@ -53,7 +53,8 @@ class Handle {
     // What the library reads or writes after the calls that named it; replaced by the next call of its kind.
     void keep_routing(std::vector<Array> arrays) { routing_ = std::move(arrays); }
     void keep_memory(std::vector<Array> arrays) { memory_ = std::move(arrays); }
-    void keep_overlap(std::vector<Array> arrays) { overlap_ = std::move(arrays); }
+    // Former ones stay until the next operation: earlier ones may still use them.
+    void keep_overlap(std::vector<Array> arrays);
 
     void expect_open() const;
     // False once the handle or its group is closed.
@@ -70,7 +71,7 @@ class Handle {
 
     std::shared_ptr<GroupState> group_;
     ncclEpHandle_t handle_;
-    std::vector<Array> memory_, routing_, overlap_, dispatched_, combined_;
+    std::vector<Array> memory_, routing_, overlap_, former_overlaps_, dispatched_, combined_;
     bool is_pending_ = false;
     unsigned int tag_ = 0;
     unsigned int alignment_ = ~0u;  // not set yet

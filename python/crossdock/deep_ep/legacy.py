@@ -409,6 +409,8 @@ class Buffer(Shared):
             require(not (use_logfmt and zero_copy), "use_logfmt and zero_copy are both True, allowed: one of them")
             is_tensor("x", x)
             arguments = x, topk_idx, topk_weights, handle, zero_copy, out, waiting, is_split, signals
+            if signals is not None:
+                arguments = *arguments, signals.counters
             (sums, hook), event = self._open().stream.run(x.device, low_latency.combine, arguments, None, async_finish)
             return sums, event, hook
         except AssertionError:  # of this package

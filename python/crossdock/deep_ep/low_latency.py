@@ -99,8 +99,8 @@ class Signals:
 
     @staticmethod
     def end(handle: Handle) -> None:
-        handle.set_overlap()
         handle.set_sms(0)
+        handle.set_overlap()
 
 
 class Form(LowLatencyForm):
@@ -393,8 +393,9 @@ class LowLatency:
         waiting: torch.Tensor | None,
         is_split: bool,
         signals: Signals | None = None,
+        counters: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, Finish | None]:
-        """(combined_x, the receive half if is_split)."""
+        """(combined_x, the receive half if is_split). counters: those of signals, as a tensor that the call uses."""
         round_trip = self.round_trip_of(handle)
         is_received = not round_trip.is_pending
         message = "handle: its earlier call has not received yet: call the hook that it returned first"
@@ -415,9 +416,9 @@ class LowLatency:
         if not is_same_memory(topk_idx, ids):
             ids, topk_weights = as_dispatched(round_trip.dispatched(), topk_idx, topk_weights)
         round_trip.bind(ids)
-        if signals is not None:
-            signals.apply(round_trip.handle, form.shape, form.device)
         try:
+            if signals is not None:
+                signals.apply(round_trip.handle, form.shape, form.device)
             combine_weighted(round_trip.handle, x, topk_weights.contiguous(), out, is_split)
         finally:
             if signals is not None:

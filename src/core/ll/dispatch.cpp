@@ -90,6 +90,7 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     const LaunchShape shape = plan_ll_dispatch(*group_, args, num_sms_);
     issue<LlDispatch>(args, shape, stream);
     dispatched_ = routing_;
+    published_ = overlap_;
     elastic_.reset();
     is_rebound_ = false;
 }

@@ -202,9 +202,9 @@ void LlHandle::finish_pending(uint32_t halves, cudaStream_t stream) {
         --arena_->pending_splits;
         pending.args.common.halves = halves;
         if constexpr (std::is_same_v<Kernel, LlCombine>) {
-            // The rows are sent: there are no experts to leave SMs to.
+            // The rows are sent, so there are no experts to leave SMs to, unless the caller says so.
             if (std::exchange(pending.args.common.overlap.done_value, 0u) != 0)
-                pending.shape = plan_ll_combine(*group_, pending.args);
+                pending.shape = plan_ll_combine(*group_, pending.args, num_sms_);
         }
         issue<Kernel>(pending.args, pending.shape, stream);
     };

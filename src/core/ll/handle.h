@@ -67,6 +67,7 @@ class LlHandle final : public Handle {
     LlCommon common(OperationKind operation, bool send_only) const;
     LlOverlap overlap_blocks(unsigned int block_rows) const;  // without counters
     void expect_no_overlap() const;
+    void expect_published() const;
     void expect_routing() const;
     void expect_dispatched_routing() const;
     Routing read_routing(const ncclEpTensor_t* topk_idx, size_t num_tokens, const char* meaning) const;
@@ -94,6 +95,7 @@ class LlHandle final : public Handle {
     crossdockSums_t sums_ = CROSSDOCK_SUMS_EXACT;
     unsigned int num_sms_ = 0;  // 0: the group's
     LlOverlap overlap_{};
+    LlOverlap published_{};  // of the last dispatch
 
     Routing routing_;
     std::optional<Routing> dispatched_;  // the routing of the last dispatch, if there was one; not of an elastic one

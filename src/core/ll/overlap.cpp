@@ -9,6 +9,8 @@
 namespace crossdock {
 namespace {
 
+constexpr uint32_t kMostBlockRows = 1u << 20;  // a block's word counts 1024 for each row
+
 Tensor read_words(Communicator& communicator, const ncclEpTensor_t* caller, const char* name, size_t least) {
     const Tensor words = read_tensor(communicator, caller, name);
     expect_dtype(words, {ncclInt32, ncclUint32});
@@ -27,6 +29,8 @@ LlOverlap LlHandle::overlap_blocks(unsigned int block_rows) const {
     overlap.zones = is_expert_major() ? config.experts_per_rank() : config.num_ranks;
     overlap.slots = is_expert_major() ? all_tokens : config.max_tokens;
     overlap.block_rows = std::min(block_rows, overlap.slots);
+    require(overlap.block_rows <= kMostBlockRows, ncclInvalidArgument, "block_rows is {}, allowed: at most {}",
+            block_rows, kMostBlockRows);
     overlap.blocks = OverlapLayout::of(overlap.zones, overlap.slots, overlap.block_rows).blocks;
     return overlap;
 }
@@ -61,9 +65,17 @@ void LlHandle::set_overlap(const crossdockOverlap_t* caller) {
     if (has_done) {
         const Tensor words =
             read_words(communicator, caller->done, "overlap->done", size_t{overlap.zones} * overlap.blocks);
+        if (words.ndim != 1) expect_shape(words, {overlap.zones, overlap.blocks}, "[zones, blocks], or one dimension");
         overlap.done = reinterpret_cast<const uint32_t*>(words.data);
     }
     overlap_ = overlap;
+}
+
+void LlHandle::expect_published() const {
+    if (overlap_.done_value == 0 || overlap_.done != nullptr) return;
+    require(published_.memory == overlap_.memory && published_.block_rows == overlap_.block_rows, ncclInvalidUsage,
+            "the last dispatch has not published rows in overlap->memory, whose counters this combine would wait for: "
+            "call crossdockHandleSetOverlap before ncclEpDispatch");
 }
 
 void LlHandle::expect_no_overlap() const {

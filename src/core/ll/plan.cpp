@@ -78,7 +78,9 @@ void share_blocks(const Group& group, LlCommon& common, bool is_ll128, uint32_t 
                   uint32_t rows, uint32_t few_rows_per_block) {
     const bool are_few =
         (blocks >= kFewestGpuBlocks && common.num_tokens <= few_tokens) || rows <= blocks / 2 * few_rows_per_block;
-    const bool pays = chooses_warps(group) ? are_few : common.num_tokens % 2 == 1;
+    // Blocks that wait for experts receive nothing meanwhile.
+    const bool waits = common.overlap.done_value != 0;
+    const bool pays = chooses_warps(group) ? are_few || waits : common.num_tokens % 2 == 1;
     const bool is_split = is_ll128 && pays && blocks > 1 && common.halves == (kSendHalf | kReceiveHalf);
     common.send_blocks = is_split ? blocks / 2 : blocks;
     common.receive_blocks = is_split ? blocks - blocks / 2 : blocks;

@@ -495,7 +495,7 @@ class ComputedReturns {
     // One warp.
     CROSSDOCK_DEVICE bool wait_experts() const {
         if (!waits_for_experts(args_)) return true;
-        return ctx_.warp_all(!is_leader(ctx_) || experts_.wait_all(row_));
+        return ctx_.warp_broadcast(is_leader(ctx_) && experts_.wait_all(row_) ? 1u : 0u) != 0;
     }
     // One thread: after a wait that failed, nothing is sent.
     CROSSDOCK_DEVICE bool are_experts_done() const {
@@ -692,6 +692,8 @@ class CombineSend {
     CROSSDOCK_DEVICE void finish_puts() const {
         tell_gin_peers(op_, [&](uint32_t peer) {
             if (received_from(c_, peer)->rows == 0) return;
+            // Rows of experts that did not come have been left out, and cells of GIN peers have no flags.
+            if (waits_for_experts(args_) && has_failed(ctx_, c_.scope)) return;
             put_value_and_raise(ctx_, c_.reach, peer, op_.counts_offset(c_.rank), pack_word(op_.epoch, 0),
                                 raise_to_epoch(op_, Signal::kData, peer));
         });

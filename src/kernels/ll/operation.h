@@ -50,6 +50,16 @@ CROSSDOCK_DEVICE bool is_elastic(const auto& args) {
     if constexpr (kHasGinPeers) return false;
     return args.is_elastic;
 }
+// Beside experts' kernels (kernels/ll/overlap.h). Kernels for other frequent cases neither publish nor wait.
+CROSSDOCK_DEVICE bool publishes_rows(const auto& args) {
+    if constexpr (!std::remove_cvref_t<decltype(args)>::kMayOverlap) return false;
+    return args.common.overlap.memory != nullptr;
+}
+CROSSDOCK_DEVICE bool waits_for_experts(const auto& args) {
+    if constexpr (!std::remove_cvref_t<decltype(args)>::kMayOverlap) return false;
+    return args.common.overlap.done_value != 0;
+}
+
 // The most rows that this rank's experts may have.
 CROSSDOCK_DEVICE uint32_t num_rows_here(const auto& args) {
     const auto& c = args.common;
@@ -332,7 +342,8 @@ class LlOperation : public Operation {
             // The next kernel's blocks may read the clock once all blocks of this one have come here, so this block
             // waits for the clock's exchange to return.
             const bool is_advanced = !is_last || advance_clock(clock) != 0;
-            if (is_advanced) ctx.let_next_kernel_start();
+            // While this kernel waits for experts, the next one must not take the SMs that these need.
+            if (is_advanced && !waits_for_experts(args)) ctx.let_next_kernel_start();
         }
         return head.has_failed == 0;
     }

@@ -10,16 +10,6 @@
 namespace crossdock {
 namespace {
 
-// Kernels for frequent cases neither publish nor wait.
-CROSSDOCK_DEVICE bool publishes_rows(const auto& args) {
-    if constexpr (!std::remove_cvref_t<decltype(args)>::kMayOverlap) return false;
-    return args.common.overlap.memory != nullptr;
-}
-CROSSDOCK_DEVICE bool waits_for_experts(const auto& args) {
-    if constexpr (!std::remove_cvref_t<decltype(args)>::kMayOverlap) return false;
-    return args.common.overlap.done_value != 0;
-}
-
 // A block of rows: of an expert (expert-major) or a source (rank-major).
 struct RowBlock {
     uint32_t zone;

@@ -4,6 +4,8 @@
 // (LayerOptions::overlap_rows).
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <numeric>
 #include <thread>
@@ -25,6 +27,7 @@ bool is_part_of(const Bytes& found, const Bytes& all) {
 class Experts {
   public:
     // answers: all rows that combine reads, as they are to be.
+    // The last block of each zone is held back until `combines` is set.
     Experts(Layer& layer, const Overlap& overlap, Bytes answers, uint64_t seed)
         : layer_(layer),
           overlap_(overlap),
@@ -45,6 +48,7 @@ class Experts {
         return arrived_;
     }
     const std::string& complaint() const { return complaint_; }
+    void combines() { combines_ = true; }
 
   private:
     void run() {
@@ -67,6 +71,8 @@ class Experts {
             const size_t first = size_t{zone} * slots + size_t{block} * block_rows;
             if (num != std::min(block_rows, rows - block * block_rows)) complaint_ = "a block's rows";
             copy(layer_.arrived(), arrived_.data(), first, num);
+            while (block == 0 && !combines_) std::this_thread::yield();
+            if (block == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
             copy_to(layer_.combine_rows(), answers_.data(), first, num);
             consumer.finish(turn, zone, block, Overlap::kDoneValue - 1);
             if (random_.chance(30)) std::this_thread::yield();
@@ -91,6 +97,7 @@ class Experts {
     uint32_t zones_;
     Random random_;
     std::string complaint_;
+    std::atomic<bool> combines_ = false;
     std::thread thread_;
 };
 
@@ -113,6 +120,7 @@ TEST(Overlap, ExpertsComputeWhileRowsArrive) {
                     Experts experts(layer, overlap, answers, seed * 10 + turn);
                     RANK_OK(context, layer.dispatch());
                     const Bytes arrived = layer.arrived().read();
+                    experts.combines();
                     RANK_OK(context, layer.combine());
                     const Bytes found = experts.finish();
                     RANK_CHECK(context, experts.complaint().empty(), "experts: {}", experts.complaint());
@@ -124,6 +132,57 @@ TEST(Overlap, ExpertsComputeWhileRowsArrive) {
                 }
             });
         }
+    });
+}
+
+// A consumer that runs turn after turn, on its own, and on ranks to which nobody sends.
+TEST(Overlap, AConsumerOfManyTurnsKeepsPace) {
+    on_each_backend({Backend::kThreads, Backend::kProcesses}, [](const BackendSpec& spec) {
+        expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
+            constexpr uint32_t kTurns = 200;
+            Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 5);
+            Group group(context, problem);
+            Layer layer(context, group.get(), problem);
+            const Overlap overlap(context, layer.stream(), layer.handle(), problem, 3, 0);
+            std::vector<uint32_t> counted;
+            std::atomic<uint32_t> turns_ended = 0;
+            std::thread consumer([&] {
+                const OverlapConsumer of_words = overlap.consumer();
+                for (uint32_t i = 0; i < kTurns; ++i) {
+                    const uint32_t turn = of_words.turn();
+                    uint32_t sum = turn == i ? 0 : 1'000'000;
+                    for (uint32_t zone = 0; zone < overlap.zones(); ++zone) {
+                        uint32_t rows = 1'000'000;
+                        of_words.wait_count(turn, zone, kPatienceNs, rows);
+                        for (uint32_t block = 0; block * overlap.block_rows() < rows; ++block)
+                            sum += of_words.wait_block(turn, zone, block, kPatienceNs);
+                    }
+                    counted.push_back(sum);
+                    of_words.leave(1);
+                    ++turns_ended;
+                }
+            });
+            std::vector<uint32_t> expected;
+            for (uint32_t i = 0; i < kTurns; ++i) {
+                // In every second turn all choices are of the last expert, so other ranks have no rows.
+                for (reference::RankInput& rank : problem.ranks) {
+                    for (size_t k = 0; k < rank.ids.size(); ++k)
+                        rank.ids[k] = i % 2 == 0 ? static_cast<int64_t>(k + i) % problem.num_experts
+                                                 : (k == 0 ? problem.num_experts - 1 : -1);
+                }
+                layer.route(problem);
+                while (turns_ended < i) std::this_thread::yield();  // the consumer of the dispatch before
+                RANK_OK(context, layer.dispatch());
+                uint32_t rows = 0;
+                for (const reference::RankInput& rank : problem.ranks) {
+                    for (const int64_t id : rank.ids)
+                        rows += id >= 0 && id / problem.local_experts() == context.rank() ? 1 : 0;
+                }
+                expected.push_back(rows);
+            }
+            consumer.join();
+            RANK_CHECK(context, counted == expected, "the consumer counted other rows than came");
+        });
     });
 }
 
@@ -204,11 +263,42 @@ TEST(Overlap, WrongCountersAreRefused) {
             RANK_REFUSED(context, ncclInvalidArgument, "overlap->memory", set(words, ncclFloat32, 4, false, 0));
             RANK_REFUSED(context, ncclInvalidArgument, "overlap->done has 1 elements", set(1, ncclInt32, 1, true, 1));
             RANK_REFUSED(context, ncclInvalidArgument, "done_value is 0", set(words, ncclInt32, 4, true, 0));
+            RANK_OK(context, crossdockOverlapWords(layer.handle(), UINT32_MAX, &words));
+            {
+                const auto zones = static_cast<size_t>(problem.num_blocks());
+                Tensor wide(ncclInt32, {zones, 2}, memory);
+                crossdockOverlap_t overlap = CROSSDOCK_OVERLAP_INIT;
+                overlap.block_rows = UINT32_MAX;
+                overlap.done_value = 1;
+                overlap.done = wide;
+                RANK_REFUSED(context, ncclInvalidArgument, "[zones, blocks]",
+                             crossdockHandleSetOverlap(layer.handle(), &overlap));
+            }
+            {
+                layer.round_trip();
+                const Overlap late(context, layer.stream(), layer.handle(), problem, 4);
+                layer.prepare_combine();
+                RANK_REFUSED(context, ncclInvalidUsage, "has not published rows", layer.combine());
+                crossdockElasticDispatch_t elastic = CROSSDOCK_ELASTIC_DISPATCH_INIT;
+                RANK_REFUSED(context, ncclInvalidUsage, "crossdockHandleSetOverlap",
+                             crossdockElasticDispatch(layer.handle(), &elastic, layer.stream()));
+                RANK_OK(context, crossdockHandleSetOverlap(layer.handle(), nullptr));
+            }
             crossdockOverlap_t neither = CROSSDOCK_OVERLAP_INIT;
             RANK_REFUSED(context, ncclInvalidArgument, "expected at least one of them",
                          crossdockHandleSetOverlap(layer.handle(), &neither));
             layer.round_trip();  // nothing applies
 
+            {
+                Group masked(context, context.comm(), mask_config(context, problem, kNeverNs));
+                Layer of_masks(context, masked.get(), problem);
+                Tensor tensor(ncclUint32, {words}, memory);
+                crossdockOverlap_t overlap = CROSSDOCK_OVERLAP_INIT;
+                overlap.memory = tensor;
+                overlap.block_rows = UINT32_MAX;
+                RANK_REFUSED(context, ncclInvalidUsage, "enable_mask is 1",
+                             crossdockHandleSetOverlap(of_masks.handle(), &overlap));
+            }
             const Problem ht = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5, kHighThroughput);
             Group ht_group(context, ht);
             Layer ht_layer(context, ht_group.get(), ht);

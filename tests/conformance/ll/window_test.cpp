@@ -20,7 +20,9 @@ void window_round_trips(RankContext& context, const Problem& problem, ncclEpZero
     ncclEpGroupConfig_t config = group_config_for(context, problem);
     config.zero_copy = mode;
     Group group(context, context.comm(), config);
-    Layer layer(context, group.get(), problem, {.arena = arena.get(), .naming = naming, .keep_outputs = keep_outputs});
+    const uint32_t overlap_rows = problem.seed % 3 == 0 ? 2 : 0;
+    Layer layer(context, group.get(), problem,
+                {.arena = arena.get(), .naming = naming, .overlap_rows = overlap_rows, .keep_outputs = keep_outputs});
     layer.round_trip();
     for (uint64_t step = 1; step < 5; ++step) {
         layer.route(rerouted(problem, problem.seed * 100 + step));
