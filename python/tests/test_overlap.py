@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Combines that send rows while others are computed: Handle.set_overlap, and low_latency_combine(overlap=True) called as
-SGLang calls it."""
+"""Combines that send rows while others are computed: Handle.set_overlap, and low_latency_combine(overlap=True), called
+as SGLang calls it."""
 
 from __future__ import annotations
 

@@ -385,9 +385,9 @@ class Buffer(Shared):
         - topk_idx: as dispatched. It may leave out choices (-1), and have a token's choices in another order. An expert
           to which the token was not dispatched is an error on CPUs, and adds nothing on GPUs.
         - use_logfmt: has no effect. Rows are sent as they are.
-        - overlap: of some builds of DeepEP. Rows of x are sent while a kernel on another stream still makes others: those
-          of a block, or of an expert, once its counter has the value. Clear the counters before the call. All other
-          arguments after overlap belong to it.
+        - overlap: of some builds of DeepEP. Rows of x are sent while a kernel on another stream still makes others:
+          those of a block, or of an expert, once its counter has the value. Clear the counters before the call. All
+          other arguments after overlap belong to it.
         - comp_signal, block_m, threshold: counters int32 of blocks of block_m rows, [L * (R*M / block_m rounded up)] or
           more, and their value. src_signals, src_signal_expect_value: the same of whole experts, [L].
         - num_sms: what the combine takes of the GPU meanwhile (None: 24 at most); with return_recv_hook the hook takes

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A MoE layer for decoding whose experts compute while rows still arrive, and whose rows return while others are
+computed, beside the same layer one step after the other: same bits, times side by side.
+
+    torchrun --nproc-per-node 4 examples/overlap/moe_layer.py [--tokens 8 32 128 512] [--hidden 7168] [--inner 2048]
+
+Experts are SwiGLU in bf16, two grouped GEMMs in Triton. Both variants are CUDA graphs and use the same GEMM kernels.
+Overlapped, dispatch and the first GEMM run beside each other, and the second GEMM and combine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+
+import crossdock as ep
+from crossdock.torch import communicator_of
+from crossdock.triton import finish_block, leave, overlap_turn, wait_block, wait_counts
+
+BLOCK_ROWS = 64
+
+
+@triton.jit
+def grouped_gemm(
+    x,  # [E, SLOTS, K]
+    weights,  # [E, N, K], or [E, 2 N, K]: gate, then up
+    y,  # [E, SLOTS, N]
+    counts,  # [E]: rows; where the kernel does not wait
+    words,
+    tiles_taken,  # how many tiles programs have taken; 0 before the kernel
+    tiles_of_other,  # the same of the GEMM that runs before or after this one
+    ZONES: tl.constexpr,
+    SLOTS: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GATED: tl.constexpr,
+    WAITS: tl.constexpr,
+    FINISHES: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Tiles of all blocks of rows, of which each program takes the next one, so that programs may start late."""
+    BLOCKS: tl.constexpr = (SLOTS + BM - 1) // BM
+    TILES: tl.constexpr = N // BN
+    zones = tl.arange(0, ZONES)
+    turn = 0
+    if WAITS or FINISHES:
+        turn = overlap_turn(words)
+    if WAITS:
+        rows = wait_counts(words, turn, zones, ZONES, BLOCKS)
+    else:
+        rows = tl.load(counts + zones)
+    tiles = (rows + BM - 1) // BM * TILES
+    ends = tl.cumsum(tiles, 0)
+    if tl.program_id(0) == 0:
+        tl.store(tiles_of_other, 0)
+    total_tiles = tl.sum(tiles)
+    tile = tl.atomic_add(tiles_taken, 1)
+    while tile < total_tiles:
+        zone = tl.sum((ends <= tile).to(tl.int32))
+        at = tile - tl.sum(tl.where(zones < zone, tiles, 0))
+        block = at // TILES
+        column = at % TILES * BN
+        left = tl.sum(tl.where(zones == zone, rows, 0)) - block * BM
+        if WAITS:
+            left = wait_block(words, turn, zone, block, ZONES, BLOCKS)
+        m = tl.arange(0, BM)
+        n = column + tl.arange(0, BN)
+        k = tl.arange(0, BK)
+        of_row = (zone * SLOTS + block * BM + m).to(tl.int64)
+        width: tl.constexpr = 2 * N if GATED else N
+        from_x = x + of_row[:, None] * K + k[None, :]
+        from_w = weights + (zone * width + n).to(tl.int64)[None, :] * K + k[:, None]
+        total = tl.zeros((BM, BN), tl.float32)
+        other = tl.zeros((BM, BN), tl.float32)
+        for _ in range(0, K, BK):
+            part = tl.load(from_x, mask=(m < left)[:, None], other=0.0)
+            total = tl.dot(part, tl.load(from_w), total)
+            if GATED:
+                other = tl.dot(part, tl.load(from_w + N * K), other)
+            from_x += BK
+            from_w += BK
+        if GATED:
+            total = total * tl.sigmoid(total) * other
+        tl.store(y + of_row[:, None] * N + n[None, :], total.to(tl.bfloat16), mask=(m < left)[:, None])
+        if FINISHES and left > 0:
+            finish_block(words, turn, zone, block, ZONES, BLOCKS)
+        tile = tl.atomic_add(tiles_taken, 1)
+    if FINISHES:
+        leave(words, tl.num_programs(0))
+
+
+class Layer:
+    """The experts of this rank, and both ways to run them."""
+
+    def __init__(self, comm: ep.Communicator, tokens: int, hidden: int, inner: int, experts: int, topk: int) -> None:
+        ranks, self.local = comm.num_ranks, experts // comm.num_ranks
+        self.slots, self.hidden, self.inner, self.tokens = ranks * tokens, hidden, inner, tokens
+        device = torch.device("cuda", torch.cuda.current_device())
+        make = torch.Generator(device).manual_seed(comm.rank)
+        self.up = torch.randn(self.local, 2 * inner, hidden, device=device, generator=make).bfloat16() * hidden**-0.5
+        self.down = torch.randn(self.local, hidden, inner, device=device, generator=make).bfloat16() * inner**-0.5
+        self.x = torch.randn(tokens, hidden, device=device, generator=make).bfloat16()
+        self.ids = torch.rand(tokens, experts, device=device, generator=make).topk(topk, dim=1).indices
+        self.weights = torch.rand(tokens, topk, device=device, generator=make)
+        self.rows = torch.empty(self.local, self.slots, hidden, dtype=torch.bfloat16, device=device)
+        self.middle = torch.empty(self.local, self.slots, inner, dtype=torch.bfloat16, device=device)
+        self.answers = torch.zeros_like(self.rows)
+        self.counts = torch.zeros(self.local, dtype=torch.int32, device=device)
+        self.sums = torch.empty_like(self.x)
+        self.group = ep.Group(
+            comm, num_experts=experts, max_dispatch_tokens_per_rank=tokens, max_token_bytes=2 * hidden
+        )
+        self.handle = self.group.init_handle(ep.Layout.EXPERT_MAJOR, topk)
+        self.handle.update(self.ids)
+        self.words = torch.zeros(self.handle.overlap_words(BLOCK_ROWS), dtype=torch.int32, device=device)
+        self.sms = torch.cuda.get_device_properties(device).multi_processor_count
+        self.taken = torch.zeros(2, dtype=torch.int32, device=device)
+        self.beside = torch.cuda.Stream(priority=0)
+
+    def dispatch(self) -> None:
+        info = ep.LayoutInfo(expert_counters=self.counts)
+        self.handle.dispatch(self.x, self.rows, layout_info=info)
+
+    def combine(self) -> None:
+        self.handle.combine(self.answers, ep.CombineOutputs(tokens=self.sums, topk_weights=self.weights))
+
+    def experts(self, overlaps: bool, between: torch.cuda.Event | None = None) -> None:
+        """between: recorded when the second GEMM may start."""
+        first, second = self.taken[:1], self.taken[1:]
+        grid = (2 * self.sms,)
+        common = {"ZONES": self.local, "SLOTS": self.slots, "BM": BLOCK_ROWS, "BK": 64, "num_warps": 4, "num_stages": 4}
+        grouped_gemm[grid](
+            self.rows, self.up, self.middle, self.counts, self.words, first, second,
+            N=self.inner, K=self.hidden, GATED=True, WAITS=overlaps, FINISHES=False, BN=64, **common,
+        )  # fmt: skip
+        if between is not None:
+            between.record()
+        grouped_gemm[grid](
+            self.middle, self.down, self.answers, self.counts, self.words, second, first,
+            N=self.hidden, K=self.inner, GATED=False, WAITS=overlaps, FINISHES=overlaps, BN=128, **common,
+        )  # fmt: skip
+
+    def sequential(self) -> None:
+        self.dispatch()
+        self.experts(overlaps=False)
+        self.combine()
+
+    def overlapped(self, dispatch_sms: int, combine_sms: int) -> None:
+        """dispatch, the experts on another stream, combine: kernels that wait for each other all fit.
+
+        This stream has a higher priority, so that combine gets its SMs when the second GEMM begins, and not before.
+        """
+        main = torch.cuda.current_stream()
+        start, between = torch.cuda.Event(), torch.cuda.Event()
+        start.record(main)
+        self.handle.set_overlap(self.words, block_rows=BLOCK_ROWS, done_value=self.hidden // 128)
+        self.handle.set_sms(dispatch_sms)
+        self.dispatch()
+        with torch.cuda.stream(self.beside):
+            self.beside.wait_event(start)
+            self.experts(True, between)
+        main.wait_event(between)
+        self.handle.set_sms(combine_sms)
+        self.combine()
+        self.handle.set_sms(0)
+        self.handle.set_overlap()
+        main.wait_stream(self.beside)
+
+
+def graph_of(run) -> torch.cuda.CUDAGraph:  # type: ignore[no-untyped-def]
+    side = torch.cuda.Stream(priority=-1)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        run()
+    return graph
+
+
+def time_us(graph: torch.cuda.CUDAGraph, repetitions: int) -> float:
+    """The slowest rank's median of a replay, of ten back to back."""
+    times = []
+    for _ in range(repetitions):
+        dist.barrier()
+        torch.cuda.synchronize()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(10):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 100)
+    slowest = torch.tensor([statistics.median(times)], device="cuda")
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return float(slowest)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[8, 32, 128, 512], help="of a rank (8 32 128 512)")
+    for name, value in (("hidden", 7168), ("inner", 2048), ("experts", 256), ("topk", 8), ("repetitions", 20)):
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"({value})")
+    parser.add_argument("--dispatch-sms", type=int, default=24, help="of the overlapped dispatch (24)")
+    parser.add_argument("--combine-sms", type=int, default=8, help="of the overlapped combine (8)")
+    options = parser.parse_args()
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
+    comm = communicator_of(dist.group.WORLD)
+    if dist.get_rank() == 0:
+        print("tokens  sequential us  overlapped us  dispatch + combine us  hidden %  same bits", flush=True)
+    for tokens in options.tokens:
+        layer = Layer(comm, tokens, options.hidden, options.inner, options.experts, options.topk)
+        alone = graph_of(lambda: (layer.dispatch(), layer.combine()))  # noqa: B023
+        sequential = graph_of(layer.sequential)
+        overlapped = graph_of(lambda: layer.overlapped(options.dispatch_sms, options.combine_sms))  # noqa: B023
+        sequential.replay()
+        expected = layer.sums.clone()
+        layer.sums.zero_()
+        layer.answers.zero_()
+        overlapped.replay()
+        torch.cuda.synchronize()
+        same = torch.tensor([int(torch.equal(layer.sums, expected) and bool(expected.any()))], device="cuda")
+        dist.all_reduce(same, dist.ReduceOp.MIN)
+        pair, before, after = (time_us(graph, options.repetitions) for graph in (alone, sequential, overlapped))
+        if dist.get_rank() == 0:
+            hidden = 100 * (before - after) / pair
+            print(
+                f"{tokens:6}  {before:13.1f}  {after:13.1f}  {pair:21.1f}  {hidden:8.0f}  {'yes' if same else 'NO'}",
+                flush=True,
+            )
+        if not same:
+            raise SystemExit("overlapped and sequential sums differ")
+        layer.handle.close()
+        layer.group.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
