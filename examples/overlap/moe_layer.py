@@ -123,7 +123,7 @@ class Layer:
         self.words = torch.zeros(self.handle.overlap_words(BLOCK_ROWS), dtype=torch.int32, device=device)
         self.sms = torch.cuda.get_device_properties(device).multi_processor_count
         self.taken = torch.zeros(2, dtype=torch.int32, device=device)
-        self.beside = torch.cuda.Stream(priority=0)
+        self.beside = torch.cuda.Stream()
 
     def dispatch(self) -> None:
         info = ep.LayoutInfo(expert_counters=self.counts)
@@ -132,42 +132,54 @@ class Layer:
     def combine(self) -> None:
         self.handle.combine(self.answers, ep.CombineOutputs(tokens=self.sums, topk_weights=self.weights))
 
-    def experts(self, overlaps: bool, between: torch.cuda.Event | None = None) -> None:
-        """between: recorded when the second GEMM may start."""
-        first, second = self.taken[:1], self.taken[1:]
-        grid = (2 * self.sms,)
+    def first_gemm(self, overlaps: bool) -> None:
+        """overlaps: it starts when all blocks of the kernel before it have started (programmatic dependent launch)."""
+        self.gemm(self.rows, self.up, self.middle, 0, self.sms, overlaps, False, overlaps)
+
+    def second_gemm(self, sms: int, overlaps: bool) -> None:
+        self.gemm(self.middle, self.down, self.answers, 1, sms, overlaps, overlaps, False)
+
+    def gemm(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        y: torch.Tensor,
+        i: int,
+        sms: int,
+        waits: bool,
+        finishes: bool,
+        pdl: bool,
+    ) -> None:
+        taken, other = self.taken[i : i + 1], self.taken[1 - i : 2 - i]
+        n, k = y.shape[2], x.shape[2]
         common = {"ZONES": self.local, "SLOTS": self.slots, "BM": BLOCK_ROWS, "BK": 64, "num_warps": 4, "num_stages": 4}
-        grouped_gemm[grid](
-            self.rows, self.up, self.middle, self.counts, self.words, first, second,
-            N=self.inner, K=self.hidden, GATED=True, WAITS=overlaps, FINISHES=False, BN=64, **common,
-        )  # fmt: skip
-        if between is not None:
-            between.record()
-        grouped_gemm[grid](
-            self.middle, self.down, self.answers, self.counts, self.words, second, first,
-            N=self.hidden, K=self.inner, GATED=False, WAITS=overlaps, FINISHES=overlaps, BN=128, **common,
+        grouped_gemm[(2 * sms,)](
+            x, w, y, self.counts, self.words, taken, other, N=n, K=k, GATED=i == 0, WAITS=waits, FINISHES=finishes,
+            BN=64 if i == 0 else 128, launch_pdl=pdl, **common,
         )  # fmt: skip
 
     def sequential(self) -> None:
         self.dispatch()
-        self.experts(overlaps=False)
+        self.first_gemm(overlaps=False)
+        self.second_gemm(self.sms, overlaps=False)
         self.combine()
 
     def overlapped(self, dispatch_sms: int, combine_sms: int) -> None:
-        """dispatch, the experts on another stream, combine: kernels that wait for each other all fit.
+        """The first GEMM beside dispatch, the second one, on another stream, beside combine.
 
-        This stream has a higher priority, so that combine gets its SMs when the second GEMM begins, and not before.
+        Kernels that wait for each other all fit: the first GEMM starts once the dispatch has all its SMs, and the
+        second one leaves those of the combine free.
         """
         main = torch.cuda.current_stream()
-        start, between = torch.cuda.Event(), torch.cuda.Event()
-        start.record(main)
+        between = torch.cuda.Event()
         self.handle.set_overlap(self.words, block_rows=BLOCK_ROWS, done_value=self.hidden // 128)
         self.handle.set_sms(dispatch_sms)
         self.dispatch()
+        self.first_gemm(overlaps=True)
+        between.record(main)
         with torch.cuda.stream(self.beside):
-            self.beside.wait_event(start)
-            self.experts(True, between)
-        main.wait_event(between)
+            self.beside.wait_event(between)
+            self.second_gemm(self.sms - combine_sms, overlaps=True)
         self.handle.set_sms(combine_sms)
         self.combine()
         self.handle.set_sms(0)
@@ -176,7 +188,7 @@ class Layer:
 
 
 def graph_of(run) -> torch.cuda.CUDAGraph:  # type: ignore[no-untyped-def]
-    side = torch.cuda.Stream(priority=-1)
+    side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         run()

@@ -240,8 +240,19 @@ class Ll128Returns {
         }
     }
 
-    // The same after begin(), while experts still compute: a warp sends what is done, and asks again for the rest.
-    CROSSDOCK_DEVICE void run_as_done() {
+    // The same after begin(), while experts still compute. Kept apart from the code of other combines.
+    CROSSDOCK_DEVICE_RARE static void run_as_done(const Ctx& ctx, decltype(Op::args) args, Operation operation) {
+        const Op op(ctx, args, operation);
+        Ll128Returns(op).send_as_done();
+    }
+
+  private:
+    static constexpr uint32_t kGroupsAtOnce = 8;
+    static constexpr uint32_t kGroupsSummedAtOnce = 2;
+    static constexpr uint32_t kRowsSummedAtOnce = 4;
+
+    // A warp sends what is done, and asks again for the rest.
+    CROSSDOCK_DEVICE void send_as_done() {
         constexpr uint32_t kMostPending = 32;
         const uint32_t step = op_.warps() * op_.c.send_blocks;
         const Ll128Parts parts = Ll128Parts::of(shape_, list_.size(), step);
@@ -271,11 +282,6 @@ class Ll128Returns {
             }
         }
     }
-
-  private:
-    static constexpr uint32_t kGroupsAtOnce = 8;
-    static constexpr uint32_t kGroupsSummedAtOnce = 2;
-    static constexpr uint32_t kRowsSummedAtOnce = 4;
 
     // The first groups of a run.
     CROSSDOCK_DEVICE void read(const Ll128Run& run) {
@@ -589,7 +595,7 @@ class CombineSend {
             if (sends_plain_rows() && !overlaps && is_leader(ctx_)) plain_.abandon();
             return false;
         }
-        if (overlaps && !kHasGinPeers) ll128_.run_as_done();
+        if (overlaps && !kHasGinPeers) Ll128Returns<kDType, Op>::run_as_done(ctx_, args_, op_);
         if (sends_plain_rows()) {
             if (const RowStage::Lead lead{ctx_}) {
                 if (overlaps) plain_.start();

@@ -74,9 +74,6 @@ inline constexpr LlDispatchConfig kDispatchKernels[] = {
     {kBothHalves, By::kExpert, LlForm::kPlain, LlDispatchWire::kFp8, true},
     {kReceiveHalf, By::kExpert, LlForm::kLl128, LlDispatchWire::kFp8, true},
     {kReceiveHalf, By::kExpert, LlForm::kPlain, LlDispatchWire::kFp8, true},
-    // Beside experts' kernels.
-    {kBothHalves, By::kExpert, LlForm::kLl128, LlDispatchWire::kBytes, false, false, false, true},
-    {kBothHalves, By::kExpert, LlForm::kPlain, LlDispatchWire::kBytes, false, false, false, true},
     // DeepEP's ElasticBuffer.
     {kBothHalves, By::kRank, LlForm::kLl128, LlDispatchWire::kBytes, false, true},
     {kBothHalves, By::kRank, LlForm::kPlain, LlDispatchWire::kBytes, false, true},
@@ -135,9 +132,6 @@ inline constexpr LlCombineConfig kCombineKernels[] = {
     {kBothHalves, By::kExpert, LlCombineWire::kSums, true},
     {kReceiveHalf, By::kRank, LlCombineWire::kRows, true},
     {kReceiveHalf, By::kExpert, LlCombineWire::kRows, true},
-    // Beside experts' kernels.
-    {.halves = kBothHalves, .order = By::kExpert, .wire = LlCombineWire::kRows, .masks = false, .overlaps = true},
-    {.halves = kSendHalf, .order = By::kExpert, .wire = LlCombineWire::kRows, .masks = false, .overlaps = true},
     // DeepEP's ElasticBuffer.
     {kBothHalves, By::kRank, LlCombineWire::kRows, false, false, true},
     {kBothHalves, By::kRank, LlCombineWire::kRows, false, true, true},
