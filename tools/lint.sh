@@ -41,7 +41,8 @@ licence() {
     done
 }
 # What the CPU backends say to the host's compiler or core is not meant.
-assembly() { sources | grep -vE '^src/device/ptx.cuh$|^src/(device|runtime)/cpu/' | xargs -r grep -nE '\b(asm|__asm__)\b *(volatile|__volatile__)? *\(' /dev/null; }
+# overlap.hpp is for users' kernels and needs no other header.
+assembly() { sources | grep -vE '^src/device/ptx.cuh$|^include/crossdock/overlap.hpp$|^src/(device|runtime)/cpu/' | xargs -r grep -nE '\b(asm|__asm__)\b *(volatile|__volatile__)? *\(' /dev/null; }
 conditionals() { files 'src/kernels/*.h' 'src/kernels/*.cuh' 'src/a2sgd/kernels/*.h' | xargs -r grep -nE '^ *# *(if|ifdef|ifndef|elif)\b' /dev/null; }
 # A layer includes only what ARCHITECTURE.md's table lists for it.
 layers() {
@@ -98,7 +99,7 @@ unpinned_actions() { files '.github/*.yml' | xargs -r grep -nE '\buses: ' /dev/n
 
 section "formatting (./dev format mends it)" none formatting
 section "a licence line in every file" none licence
-section "GPU assembly in src/device/ptx.cuh only" none assembly
+section "GPU assembly in src/device/ptx.cuh and crossdock/overlap.hpp only" none assembly
 section "no conditional compilation in kernels" none conditionals
 section "layers include what ARCHITECTURE.md lists" none layers
 section "CUDA in folders cuda, .cu files and src/device only" none cuda_elsewhere
