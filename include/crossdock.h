@@ -390,9 +390,9 @@ ncclResult_t crossdockOverlapWords(ncclEpHandle_t handle, unsigned int block_row
  * A dispatch with memory publishes a zone's number of rows as soon as it is known, and each block when all its rows are
  * in place, with scales, weights and ids. A combine with done_value sends a block's rows when its counter has reached
  * the value, and may start before any row is computed. Blocks may finish in any order (rows that are quantised, summed
- * by the sender, or longer than 32 KiB are sent in a fixed order). If a counter does not come within
- * seven eighths of the timeout, the group fails, and the message names the expert, the block, the value expected and
- * the one seen; the rest of the timeout is for the peers, who wait for the rows.
+ * by the sender, or longer than 32 KiB are sent in a fixed order). If a counter does not come within seven eighths of
+ * the timeout, the group fails, and the message names the expert, the block, the value expected and the one seen; the
+ * rest of the timeout is for the peers, who wait for the rows.
  *
  * Memory: one per handle. The caller clears it before its first use, and again before a use with another block_rows or
  * after a dispatch or a consumer that did not run to its end. From then on, for each dispatch, the consumer runs

@@ -13,13 +13,19 @@
  *
  *     crossdock::OverlapConsumer consumer(memory, zones, slots, block_rows);
  *     const uint32_t turn = consumer.turn();
- *     uint32_t rows = 0;
- *     if (threadIdx.x == 0) rows = consumer.wait_block(turn, zone, block, 5'000'000'000);
- *     ... tell all threads `rows`, with __syncthreads(); compute rows [block * block_rows, + rows) of the zone ...
+ *     __shared__ uint32_t rows;
+ *     if (threadIdx.x == 0) {
+ *         uint32_t in_zone = 0;
+ *         const bool is_known = consumer.wait_count(turn, zone, timeout_ns, in_zone);
+ *         const bool is_block = is_known && block * block_rows < in_zone;
+ *         rows = is_block ? consumer.wait_block(turn, zone, block, timeout_ns) : 0;
+ *     }
+ *     __syncthreads();
+ *     ... compute rows [block * block_rows, + rows) of the zone ...
  *     __syncthreads();
  *     if (threadIdx.x == 0) {
- *         consumer.finish(turn, zone, block);   // if a combine waits
- *         consumer.leave(gridDim.x);
+ *         if (rows > 0) consumer.finish(turn, zone, block);   // if a combine waits
+ *         consumer.leave(gridDim.x * gridDim.y);
  *     }
  */
 #ifndef CROSSDOCK_OVERLAP_HPP_
