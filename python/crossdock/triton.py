@@ -84,7 +84,7 @@ def wait_counts(words, turn, zones, ZONES: tl.constexpr, BLOCKS: tl.constexpr): 
     word = count_word(words, turn, zones, ZONES, BLOCKS)
     rows = tl.load(word, volatile=True)
     polls = 0
-    while (tl.min(rows) == 0) & (polls < MOST_POLLS):
+    while (tl.min(rows) == 0) & (polls < MOST_POLLS):  # type: ignore[unsupported-operation]
         rows = tl.load(word, volatile=True)
         polls += 1
     # Warps may hold copies of the same element, and have loaded them at different times.

@@ -156,8 +156,7 @@ def limited(comm: ep.Communicator, problem: Problem) -> None:
         handle.close()
     group = ep.Group(comm, num_experts=2, max_dispatch_tokens_per_rank=2, max_token_bytes=16)
     handle = group.init_handle(ep.Layout.RANK_MAJOR, 1)
-    with pytest.raises(ep.InvalidUsage, match="HT handles"):
-        handle.set_sms(1)
+    handle.set_sms(1)  # in low latency a limit without an agreement
     with pytest.raises(ep.InvalidUsage, match="HT handles"):
         handle.sms  # noqa: B018
     group.close()

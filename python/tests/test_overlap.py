@@ -65,7 +65,7 @@ def test_combines_as_sglang_calls_them(block: int, hooked: bool) -> None:
             rows, counts, handle, _, hook = buffer.low_latency_dispatch(
                 x, ids, TOKENS, EXPERTS, use_fp8=False, return_recv_hook=hooked
             )
-            if hooked:
+            if hook is not None:
                 hook()
             answers = torch.full_like(rows, float("nan"))
             counters = torch.zeros(LOCAL * -(-SLOTS // block) + 3, dtype=torch.int32)
@@ -77,7 +77,7 @@ def test_combines_as_sglang_calls_them(block: int, hooked: bool) -> None:
             sums, _, hook = buffer.low_latency_combine(
                 answers, ids, weights, handle, return_recv_hook=hooked, overlap=True, **signals
             )
-            if hooked:
+            if hook is not None:
                 hook()
             experts.join()
             assert torch.equal(sums, weighted(x, weights))
@@ -95,7 +95,7 @@ def test_wrong_signals_are_named() -> None:
         rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, TOKENS, EXPERTS, use_fp8=False)
         counters = torch.ones(LOCAL, dtype=torch.int32)
         right: dict[str, Any] = {"comp_signal": counters, "block_m": SLOTS, "threshold": 1}
-        for wrong, message in (
+        wrongs: list[tuple[dict[str, Any], str]] = [
             ({"comp_signal": None}, "overlap is True with 0 of comp_signal and src_signals"),
             ({"src_signals": counters}, "overlap is True with 2 of comp_signal and src_signals"),
             ({"block_m": 0}, "block_m is 0, allowed: 1 and more"),
@@ -104,7 +104,8 @@ def test_wrong_signals_are_named() -> None:
             ({"num_sms": -1}, "num_sms is -1, allowed: 0 and more"),
             ({"block_m": SLOTS - 1}, f"comp_signal is .*, expected .* at least {2 * LOCAL} elements"),
             ({"comp_signal": counters.float()}, "comp_signal is .*, expected .*int32"),
-        ):
+        ]
+        for wrong, message in wrongs:
             with pytest.raises(AssertionError, match=message):
                 buffer.low_latency_combine(rows, ids, weights, handle, overlap=True, **{**right, **wrong})
         assert buffer.low_latency_combine(rows, ids, weights, handle, overlap=True, **right)[0].isfinite().all()
