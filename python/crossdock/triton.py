@@ -24,6 +24,7 @@ A kernel that computes rows while others still arrive, and whose rows a combine 
 
 from __future__ import annotations
 
+
 import triton
 import triton.language as tl
 
@@ -36,24 +37,28 @@ _LEAVING = tl.constexpr(2)
 
 
 @triton.jit
-def _half(turn, ZONES: tl.constexpr, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _half(turn: tl.tensor, ZONES: tl.constexpr, BLOCKS: tl.constexpr) -> tl.tensor:
     return _HEAD + turn % 2 * (ZONES * (1 + 3 * BLOCKS))
 
 
 @triton.jit
-def count_word(words, turn, zone, ZONES: tl.constexpr, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
+def count_word(
+    words: tl.tensor, turn: tl.tensor, zone: tl.tensor, ZONES: tl.constexpr, BLOCKS: tl.constexpr
+) -> tl.tensor:
     """The address of 1 + a zone's rows; 0 while they are not known. zone may be a tensor."""
     return words + _half(turn, ZONES, BLOCKS) + zone
 
 
 @triton.jit
-def ready_word(words, turn, zone, block, ZONES: tl.constexpr, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
+def ready_word(
+    words: tl.tensor, turn: tl.tensor, zone: tl.tensor, block: tl.tensor, ZONES: tl.constexpr, BLOCKS: tl.constexpr
+) -> tl.tensor:
     """The address of a block's rows, once all are in place; 0 until then."""
     return words + _half(turn, ZONES, BLOCKS) + ZONES + zone * BLOCKS + block
 
 
 @triton.jit
-def overlap_turn(words):  # type: ignore[no-untyped-def]
+def overlap_turn(words: tl.tensor) -> tl.tensor:
     """Of this run: the same for all programs, until the last one leaves. Waits until the dispatch before has ended."""
     turn = tl.load(words + _CONSUMERS, volatile=True)
     polls = 0
@@ -63,7 +68,7 @@ def overlap_turn(words):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _wait(word):  # type: ignore[no-untyped-def]
+def _wait(word: tl.tensor) -> tl.tensor:
     value = tl.atomic_add(word, 0, sem="acquire", scope="gpu")
     polls = 0
     while (value == 0) & (polls < MOST_POLLS):
@@ -73,18 +78,22 @@ def _wait(word):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def wait_count(words, turn, zone, ZONES: tl.constexpr, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
+def wait_count(
+    words: tl.tensor, turn: tl.tensor, zone: tl.tensor, ZONES: tl.constexpr, BLOCKS: tl.constexpr
+) -> tl.tensor:
     """The rows of a zone, once they are known; -1 if they do not come."""
     return _wait(count_word(words, turn, zone, ZONES, BLOCKS)) - 1
 
 
 @triton.jit
-def wait_counts(words, turn, zones, ZONES: tl.constexpr, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
+def wait_counts(
+    words: tl.tensor, turn: tl.tensor, zones: tl.tensor, ZONES: tl.constexpr, BLOCKS: tl.constexpr
+) -> tl.tensor:
     """The same of a tensor of zones at once."""
     word = count_word(words, turn, zones, ZONES, BLOCKS)
     rows = tl.load(word, volatile=True)
     polls = 0
-    while (tl.min(rows) == 0) & (polls < MOST_POLLS):  # type: ignore[unsupported-operation]
+    while (polls < MOST_POLLS) & (tl.min(rows) == 0):
         rows = tl.load(word, volatile=True)
         polls += 1
     # Warps may hold copies of the same element, and have loaded them at different times.
@@ -93,13 +102,17 @@ def wait_counts(words, turn, zones, ZONES: tl.constexpr, BLOCKS: tl.constexpr): 
 
 
 @triton.jit
-def wait_block(words, turn, zone, block, ZONES: tl.constexpr, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
+def wait_block(
+    words: tl.tensor, turn: tl.tensor, zone: tl.tensor, block: tl.tensor, ZONES: tl.constexpr, BLOCKS: tl.constexpr
+) -> tl.tensor:
     """The rows of a block that the zone has, once all are in place; 0 if they do not come."""
     return _wait(ready_word(words, turn, zone, block, ZONES, BLOCKS))
 
 
 @triton.jit
-def finish_block(words, turn, zone, block, ZONES: tl.constexpr, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
+def finish_block(
+    words: tl.tensor, turn: tl.tensor, zone: tl.tensor, block: tl.tensor, ZONES: tl.constexpr, BLOCKS: tl.constexpr
+) -> None:
     """Adds 1 to a block's counter, after everything that this program has stored."""
     tl.debug_barrier()
     done = ready_word(words, turn, zone, block, ZONES, BLOCKS) + ZONES * BLOCKS
@@ -107,7 +120,7 @@ def finish_block(words, turn, zone, block, ZONES: tl.constexpr, BLOCKS: tl.const
 
 
 @triton.jit
-def leave(words, num_programs):  # type: ignore[no-untyped-def]
+def leave(words: tl.tensor, num_programs: tl.tensor) -> None:
     """This program uses no more words of the turn. The last of num_programs ends it."""
     tl.debug_barrier()
     if tl.atomic_add(words + _LEAVING, 1, sem="acq_rel", scope="gpu") + 1 == num_programs:

@@ -397,7 +397,7 @@ class Buffer(Shared):
         signals = None
         if overlap:
             value = src_signal_expect_value
-            signals = Signals(comp_signal, block_m, threshold, src_signals, value, num_sms)
+            signals = Signals.of(comp_signal, block_m, threshold, src_signals, value, num_sms)
         low_latency, is_split = self._low_latency(async_finish, return_recv_hook), bool(return_recv_hook)
         waiting = combine_wait_recv_cost_stats
         try:
@@ -409,8 +409,6 @@ class Buffer(Shared):
             require(not (use_logfmt and zero_copy), "use_logfmt and zero_copy are both True, allowed: one of them")
             is_tensor("x", x)
             arguments = x, topk_idx, topk_weights, handle, zero_copy, out, waiting, is_split, signals
-            if signals is not None:
-                arguments = *arguments, signals.counters
             (sums, hook), event = self._open().stream.run(x.device, low_latency.combine, arguments, None, async_finish)
             return sums, event, hook
         except AssertionError:  # of this package

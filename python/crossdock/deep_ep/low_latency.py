@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -64,24 +64,28 @@ def explained(error: Error) -> Error:
     return translated(error)
 
 
-class Signals:
-    """What the experts' kernel adds to while a combine waits for its rows: counters of blocks, or of whole experts.
+class Signals(NamedTuple):
+    """What the experts' kernel adds to while a combine waits for its rows: counters of blocks, or of whole experts."""
 
-    Either set of SGLang's arguments: counters of blocks come with block_m and threshold, those of experts with a value.
-    """
+    name: str  # of the argument
+    counters: Any
+    block_rows: int
+    value: int
+    num_sms: int
 
-    def __init__(self, comp_signal: Any, block_m: Any, threshold: Any, src_signals: Any, value: Any, sms: Any) -> None:
+    @classmethod
+    def of(cls, comp_signal: Any, block_m: Any, threshold: Any, src_signals: Any, value: Any, num_sms: Any) -> Signals:
+        """Either set of SGLang's arguments: counters of blocks, with block_m and threshold, or of experts."""
         given = (comp_signal is not None) + (src_signals is not None)
         require(given == 1, f"overlap is True with {given} of comp_signal and src_signals, expected one of them")
-        check_count("num_sms", 0 if sms is None else sms, 0)
-        self.num_sms: int = sms or 0
+        sms = 0 if num_sms is None else num_sms
+        check_count("num_sms", sms, 0)
         if src_signals is None:
             check_count("block_m", block_m, 1)
             check_count("threshold", threshold, 1)
-            self.name, self.counters, self.block_rows, self.value = "comp_signal", comp_signal, block_m, threshold
-        else:
-            check_count("src_signal_expect_value", value, 1)
-            self.name, self.counters, self.block_rows, self.value = "src_signals", src_signals, INT32_MAX, value
+            return cls("comp_signal", comp_signal, block_m, threshold, sms)
+        check_count("src_signal_expect_value", value, 1)
+        return cls("src_signals", src_signals, INT32_MAX, value, sms)
 
     def apply(self, handle: Handle, shape: Shape, device: torch.device) -> None:
         """To the handle's next combine. shape: of its rows."""
@@ -393,9 +397,8 @@ class LowLatency:
         waiting: torch.Tensor | None,
         is_split: bool,
         signals: Signals | None = None,
-        counters: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, Finish | None]:
-        """(combined_x, the receive half if is_split). counters: those of signals, as a tensor that the call uses."""
+        """(combined_x, the receive half if is_split)."""
         round_trip = self.round_trip_of(handle)
         is_received = not round_trip.is_pending
         message = "handle: its earlier call has not received yet: call the hook that it returned first"
