@@ -24,7 +24,6 @@ A kernel that computes rows while others still arrive, and whose rows a combine 
 
 from __future__ import annotations
 
-
 import triton
 import triton.language as tl
 

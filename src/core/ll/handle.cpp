@@ -85,8 +85,6 @@ LlCommon LlHandle::common(OperationKind operation, bool send_only) const {
     common.num_tokens = routing_.num_tokens;
     common.topk_idx = routing_.topk_idx;
     common.overlap = overlap_;
-    if (operation != OperationKind::kDispatch)
-        common.overlap.memory = overlap_.done_value != 0 ? overlap_.memory : nullptr;
     if (operation != OperationKind::kCombine) common.overlap.done_value = 0;
     return common;
 }
