@@ -79,23 +79,23 @@ class Outcome:
     table: str = ""
 
 
-def reason_to_skip(part: str, num_ranks: int) -> str:
+def reason_to_skip(part: str, gpus: int) -> str:
     try:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return "torch is not installed"
-    if num_ranks < 2:
-        return f"needs 2 GPUs, and there is {num_ranks}" if num_ranks else "no GPU"
+    if gpus == 0:
+        return "no GPU"
     if part.startswith("vllm") and not torch.startswith(TORCH_OF_VLLM):
         return f"vLLM needs torch {TORCH_OF_VLLM[:-1]}, and this is {torch}"
     return ""
 
 
-def command_of(part: str, root: Path, num_ranks: int, logs: Path) -> list[str]:
+def command_of(part: str, root: Path, num_ranks: int, gpus: int, logs: Path) -> list[str]:
     own = [*PARTS[part].split(), "--ranks", str(num_ranks), "--logs", str(logs)]
     if part.startswith("vllm"):
-        home = root / "vllm" / "home"
-        return [sys.executable, str(home / "programs" / "vllm_e2e"), "run", *own, "--total", str(LIMIT_S - 40)]
+        own += ["--gpus", str(gpus), "--total", str(LIMIT_S - 40)]
+        return [sys.executable, str(root / "vllm" / "home" / "programs" / "vllm_e2e"), "run", *own]
     return [sys.executable, str(root / "engines" / "tests" / "gpu.py"), "run", *own, "--timeout", str(LIMIT_S - 40)]
 
 
@@ -154,17 +154,17 @@ def num_gpus() -> int:
 
 def run(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
-    root, outcomes = HERE.parents[1], []
-    ranks = options.ranks or num_gpus()
+    root, outcomes, gpus = HERE.parents[1], [], num_gpus()
+    ranks = options.ranks or max(2, gpus)
     for part in options.parts or PARTS:
-        reason = reason_to_skip(part, ranks)
+        reason = reason_to_skip(part, gpus)
         if reason:
             outcomes.append(Outcome(part, f"skipped: {reason}"))
         else:
             if part.startswith("vllm"):
                 unpack_vllm(root)
             logs = options.logs.resolve() / part
-            outcomes.append(run_part(part, command_of(part, root, ranks, logs), logs))
+            outcomes.append(run_part(part, command_of(part, root, ranks, gpus, logs), logs))
         print(f"{part}: {outcomes[-1].word}", flush=True)
     print("\n" + report(outcomes), flush=True)
     return 1 if any(one.word == "FAILED" or one.word.startswith("no end") for one in outcomes) else 0
@@ -179,7 +179,7 @@ def parser() -> argparse.ArgumentParser:
     packing.set_defaults(do=pack)
     running = commands.add_parser("run", help="run parts of this folder here")
     running.add_argument("parts", nargs="*", metavar="PART", help=f"all of {', '.join(PARTS)} without it")
-    running.add_argument("--ranks", type=int, default=0, help="the GPUs of this machine without it")
+    running.add_argument("--ranks", type=int, default=0, help="one for each GPU, at least 2, without it")
     running.add_argument("--logs", type=Path, default=Path("logs"), help="where logs go (logs)")
     running.set_defaults(do=run)
     return result

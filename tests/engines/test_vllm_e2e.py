@@ -5,6 +5,7 @@ find, the limits, the table, and how runs start, take turns and end.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -69,6 +70,13 @@ def test_runs_of_a_group_start_together_and_take_turns(machine: launch.Machine) 
     assert run_all(machine, *lines) == dict.fromkeys(lines, "ok")
     first, second = (report.load(machine.logs / "-".join(line.split())) for line in lines)
     assert max(one["ended"] for one in first) <= min(one["began"] for one in second)
+
+
+def test_ranks_share_gpus_where_there_are_fewer(machine: launch.Machine) -> None:
+    run, folder = runs.parse("ll eager tiny 16", models.MODELS), machine.logs
+    assert control.SHARED_GPUS not in launch.environment(run, machine, folder)
+    found = launch.environment(run, dataclasses.replace(machine, gpus=1), folder)
+    assert (found[control.SHARED_GPUS], found["NCCL_MULTI_RANK_GPU_ENABLE"]) == ("1", "1")
 
 
 def test_a_run_that_fails_leaves_the_others_alone(machine: launch.Machine) -> None:
@@ -204,6 +212,15 @@ def test_one_rounding_more_is_as_small_as_one() -> None:
     x = torch.randn(64, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
     errors = reference.row_errors(reference.rounded_again(x), x.float())
     assert 0.001 < errors.min() and errors.max() < reference.BF16_ROUNDING
+
+
+def test_what_a_rounding_changes_of_fp8_values_is_within_the_limit() -> None:
+    gate, up = torch.randn(2, 256, 768, generator=torch.Generator().manual_seed(1))
+    active = (torch.nn.functional.silu(gate) * up).bfloat16()
+    moved = reference.quantised(reference.rounded_again(active))
+    errors = reference.row_errors(moved, reference.quantised(active))
+    assert reference.FP8_STEPS / 6 < errors.median() and errors.max() < reference.FP8_STEPS
+
 
 
 # ---- the table

@@ -18,6 +18,7 @@ if __package__ != "vllm_e2e":  # started by the folder's name
 from vllm_e2e import execute, launch, models, report, runs
 
 PACKAGE = Path(__file__).resolve().parent
+SHARED = "shared.txt"  # in the logs of runs whose ranks share GPUs
 
 
 def pack(options: argparse.Namespace) -> int:
@@ -35,9 +36,14 @@ def run(options: argparse.Namespace) -> int:
     for folder in ("site", "nccl"):
         if not (home / folder).is_dir():
             raise ValueError(f"--home is {home}, which has no folder {folder}: unpack the parts there")
-    machine = launch.Machine(home, options.work.resolve(), options.logs.resolve(), options.ranks, options.timeout_ms)
+    folders = home, options.work.resolve(), options.logs.resolve()
+    machine = launch.Machine(*folders, options.ranks, options.timeout_ms, options.gpus or options.ranks)
     options.work.mkdir(parents=True, exist_ok=True)
     machine.logs.mkdir(parents=True, exist_ok=True)
+    shared = machine.logs / SHARED
+    shared.unlink(missing_ok=True)
+    if machine.is_shared:
+        shared.write_text(f"{machine.ranks} ranks share GPUs, of which there are {machine.gpus}: times say nothing")
     print(f"{os.cpu_count()} cores, /dev/shm {shutil.disk_usage('/dev/shm').free / 2**30:.1f} GiB", flush=True)
     limits = execute.Limits(options.start, options.limit, begin + options.total)
     execute.run_all(chosen, options.together, machine, limits)
@@ -47,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
 def finish(logs: Path, texts: list[str]) -> int:
     rows = report.rows_of(logs, texts)
     found = report.table(rows)
+    if (logs / SHARED).exists():
+        found = (logs / SHARED).read_text() + "\n\n" + found
     (logs / "table.txt").write_text(found + "\n")
     (logs / "runs.txt").write_text("\n".join(texts) + "\n")
     print("\n" + found, flush=True)
@@ -94,7 +102,8 @@ def arguments() -> argparse.ArgumentParser:
     running = commands.add_parser("run", help="run the lines of a plan")
     running.add_argument("--plan", default="first", help=f"names with commas between them ({plans})")
     running.add_argument("--run", action="append", metavar="LINE", help="a line instead of a plan; repeatable")
-    running.add_argument("--ranks", type=at_least(2), default=4, help="GPUs (4)")
+    running.add_argument("--ranks", type=at_least(2), default=4, help="of a run (4)")
+    running.add_argument("--gpus", type=at_least(1), help="for each rank one; with fewer, ranks share them")
     running.add_argument("--home", type=Path, default=PACKAGE.parents[1], help="what unpack.py wrote")
     running.add_argument("--work", type=Path, default=Path("/tmp/vllm_e2e"), help="caches and models")
     running.add_argument("--logs", type=Path, default=Path("logs"))

@@ -15,6 +15,7 @@ VARIABLE = "E2E_CONTROL"  # the file; not set in runs that need none
 FOLDER = "E2E_LOGS"
 MODEL = "E2E_MODEL"  # a name of models.MODELS, with "-fp8" for FP8 weights
 V2_FIX = "E2E_V2_FIX"
+SHARED_GPUS = "E2E_SHARED_GPUS"  # their number; set where ranks share them
 TURN = "turn"  # a file: the ranks of this run, whose engines are ready, may go on
 ROUNDING = "rounding"  # no fault: each MoE layer's output is rounded once more
 LOAD_FORMAT = "vllm_e2e_random"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_e2e import control, models, runs
-from vllm_e2e.control import MODEL, V2_FIX
+from vllm_e2e.control import MODEL, SHARED_GPUS, V2_FIX
 
 MARK = "E2E_RUN"  # in the environment of each process of a run
 GRACE_S = 10  # after a rank failed, the others have this long to say why
@@ -28,13 +28,18 @@ FIRST_PORT, PORTS = 21000, 40
 
 @dataclass(frozen=True)
 class Machine:
-    """Where things lie on this machine, and how many GPUs a run gets."""
+    """Where things lie on this machine, and what a run gets of it."""
 
     home: Path  # what unpack.py wrote: site, nccl, programs
     work: Path  # caches and models
     logs: Path
     ranks: int
     timeout_ms: int = 40000
+    gpus: int = 0  # 0: one for each rank
+
+    @property
+    def is_shared(self) -> bool:
+        return 0 < self.gpus < self.ranks
 
 
 def free_port() -> int:
@@ -80,7 +85,8 @@ def joined(*parts: str | None) -> str:
 
 def machine_environment(machine: Machine) -> dict[str, str]:
     home, work, nccl = machine.home, machine.work, machine.home / "nccl"
-    return {
+    shared = {SHARED_GPUS: str(machine.gpus), "NCCL_MULTI_RANK_GPU_ENABLE": "1"} if machine.is_shared else {}
+    return shared | {
         "PYTHONPATH": joined(str(home / "programs"), str(home / "site"), os.environ.get("PYTHONPATH")),
         "LD_LIBRARY_PATH": joined(str(nccl), *library_folders(), os.environ.get("LD_LIBRARY_PATH")),
         "CROSSDOCK_NCCL_LIBRARY": str(nccl / "libnccl.so.2"),

@@ -41,6 +41,8 @@ def register() -> None:
         return
     dump_stacks_on_request()
     register_model()
+    if control.SHARED_GPUS in os.environ:
+        share_gpus(int(os.environ[control.SHARED_GPUS]))
 
     @register_model_loader(control.LOAD_FORMAT)
     class RandomLoader(BaseModelLoader):
@@ -66,6 +68,21 @@ def register_model() -> None:
     from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 
     ModelRegistry.register_model("Qwen3MoeForCausalLM", Qwen3MoeForCausalLM)
+
+
+def share_gpus(number: int) -> None:
+    """Local ranks take the GPUs in turn. vLLM's option --device-ids refuses to name a GPU twice."""
+    from vllm.v1.worker.gpu_worker import Worker
+
+    original = Worker.init_device
+
+    def init_device(worker: Any) -> None:
+        config = worker.parallel_config
+        ranks = max(config.data_parallel_size, config.world_size)
+        config.assigned_physical_gpu_ids = [rank % number for rank in range(ranks)]
+        original(worker)
+
+    Worker.init_device = init_device
 
 
 def prepare_worker(model: Any) -> None:

@@ -62,6 +62,9 @@ def engine_arguments(run: runs.Run, ranks: int, model: str, traces: Path) -> dic
         }
     if "dbo" in run.flags:
         arguments |= {"enable_dbo": True, "dbo_decode_token_threshold": 8, "dbo_prefill_token_threshold": 32}
+        # vLLM 0.26 pads the second half of a prefill to other ranks' tokens. FlashAttention 3 refuses that
+        # ("batch_size must be equal to batch_size_k").
+        arguments["attention_backend"] = "TRITON_ATTN"
     return arguments
 
 

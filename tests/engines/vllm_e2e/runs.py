@@ -48,9 +48,9 @@ PLANS = {
     ],
     "fp8": [
         "agrs eager small 256 fp8 check score",
-        "ll eager small 256 fp8 check score",
-        "ht eager small 256 fp8 check score",
-        "v2 eager small 256 fp8 check score",
+        "ll eager small 256 fp8 check score faults",
+        "ht eager small 256 fp8 check score faults",
+        "v2 eager small 256 fp8 check score faults",
     ],
     "variants": [
         "ll graph small 256 dbo check",
