@@ -135,8 +135,9 @@ class Layer:
         info = ep.LayoutInfo(expert_counters=self.counts)
         self.handle.dispatch(self.x, self.rows, layout_info=info)
 
-    def combine(self) -> None:
-        self.handle.combine(self.answers, ep.CombineOutputs(tokens=self.sums, topk_weights=self.weights))
+    def combine(self, send_only: bool = False) -> None:
+        outputs = ep.CombineOutputs(tokens=self.sums, topk_weights=self.weights)
+        self.handle.combine(self.answers, outputs, send_only=send_only)
 
     def first_gemm(self, overlaps: bool) -> None:
         """overlaps: it starts when all blocks of the kernel before it have started (programmatic dependent launch)."""
@@ -170,11 +171,26 @@ class Layer:
         self.second_gemm(self.sms, overlaps=False)
         self.combine()
 
-    def overlapped(self, dispatch_sms: int, combine_sms: int) -> None:
-        """The first GEMM beside dispatch, the second one, on another stream, beside combine.
+    def load_kernels(self) -> None:
+        """The overlapped ones, one after the other. A kernel that is loaded while another one waits for it may wait for
+        that one.
+        """
+        self.handle.set_overlap(self.words, block_rows=BLOCK_ROWS, done_value=self.hidden // 128)
+        self.dispatch()
+        self.first_gemm(overlaps=True)
+        self.second_gemm(self.sms, overlaps=True)
+        self.combine(send_only=True)
+        self.handle.complete()
+        self.handle.set_overlap()
+        torch.cuda.synchronize()
 
-        Kernels that wait for each other all fit: the first GEMM starts once the dispatch has all its SMs, and the
-        second one leaves those of the combine free.
+    def overlapped(self, dispatch_sms: int, combine_sms: int) -> None:
+        """The first GEMM beside dispatch, the second one, on another stream, beside the sending half of combine. The
+        receiving half then has all SMs.
+
+        Kernels that wait for each other all fit: the first GEMM starts once the dispatch has all its SMs. The combine
+        is launched before the second GEMM, which leaves its SMs free. A block of a combine needs a whole SM, so after a
+        GEMM that has spread over all SMs it would find none.
         """
         main = torch.cuda.current_stream()
         between = torch.cuda.Event()
@@ -183,14 +199,15 @@ class Layer:
         self.dispatch()
         self.first_gemm(overlaps=True)
         between.record(main)
+        self.handle.set_sms(combine_sms)
+        self.combine(send_only=True)
         with torch.cuda.stream(self.beside):
             self.beside.wait_event(between)
             self.second_gemm(self.sms - combine_sms, overlaps=True)
-        self.handle.set_sms(combine_sms)
-        self.combine()
-        self.handle.set_sms(0)
-        self.handle.set_overlap()
         main.wait_stream(self.beside)
+        self.handle.set_sms(0)
+        self.handle.complete()
+        self.handle.set_overlap()
 
 
 def graph_of(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
@@ -229,8 +246,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[8, 32, 128, 512], help="of a rank (8 32 128 512)")
     for name, value in (("hidden", 7168), ("inner", 2048), ("experts", 256), ("topk", 8), ("repetitions", 20)):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"({value})")
-    parser.add_argument("--dispatch-sms", type=int, default=24, help="of the overlapped dispatch (24)")
-    parser.add_argument("--combine-sms", type=int, default=48, help="of the overlapped combine (48)")
+    parser.add_argument("--dispatch-sms", type=int, default=0, help="of the overlapped dispatch (0: all)")
+    parser.add_argument("--combine-sms", type=int, default=32, help="of the overlapped combine (32)")
     options = parser.parse_args()
     ranks = int(os.environ.get("WORLD_SIZE", "0"))
     if ranks == 0:
@@ -251,6 +268,7 @@ def main() -> None:
         layer = Layer(comm, tokens, options.hidden, options.inner, options.experts, options.topk)
         alone = graph_of(lambda: (layer.dispatch(), layer.combine()))  # noqa: B023
         sequential = graph_of(layer.sequential)
+        layer.load_kernels()
         overlapped = graph_of(lambda: layer.overlapped(options.dispatch_sms, options.combine_sms))  # noqa: B023
         sequential.replay()
         expected = layer.sums.clone()
