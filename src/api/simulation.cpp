@@ -3,6 +3,7 @@
 
 #include "core/boundary.h"
 #include "fabric/cpu/in_process_communicator.h"
+#include "runtime/cpu/executor.h"
 
 namespace crossdock {
 namespace {
@@ -31,7 +32,66 @@ cpu::SimulationConfig checked_config(const crossdockSimulationConfig_t& config, 
     return checked;
 }
 
+cpu::Scheduler& scheduler_of(ncclComm_t comm) {
+    cpu::Executor* const executor = communicator_of(comm)->runtime().cpu_executor();
+    require(executor != nullptr && executor->scheduler() != nullptr, ncclInvalidUsage,
+            "the communicator is not one of a simulation");
+    return *executor->scheduler();
+}
+
 }  // namespace
+
+struct SimulatedTask::State {
+    cpu::Scheduler& scheduler;
+    std::function<void()> body;
+    cpu::Task* task = nullptr;
+    cpu::Task* joining = nullptr;
+    bool has_ended = false;
+
+    State(cpu::Scheduler& of, std::function<void()> what) : scheduler(of), body(std::move(what)) {}
+
+    static void run(void* self) {
+        struct End {
+            State& state;
+            ~End() {
+                state.has_ended = true;
+                if (state.joining != nullptr) state.scheduler.wake(*state.joining);
+            }
+        } end{*static_cast<State*>(self)};
+        end.state.body();
+    }
+};
+
+SimulatedTask::SimulatedTask(ncclComm_t comm, std::function<void()> body)
+    : state_(std::make_unique<State>(scheduler_of(comm), std::move(body))) {
+    cpu::Scheduler& scheduler = state_->scheduler;
+    scheduler.reserve(1, cpu::kProgramStackBytes);
+    state_->task = &scheduler.spawn(scheduler.current().rank, cpu::kProgramStackBytes, &State::run, state_.get());
+}
+
+SimulatedTask::~SimulatedTask() {
+    try {
+        join();
+    } catch (const std::exception&) {  // it was not asked for
+    }
+}
+
+void SimulatedTask::join() {
+    if (state_ == nullptr) return;
+    const std::unique_ptr<State> state = std::move(state_);
+    cpu::Scheduler& scheduler = state->scheduler;
+    state->joining = &scheduler.current();
+    // The body uses this frame's state, so wait until it has ended, even in a deadlock.
+    const bool unwinds = std::exchange(state->joining->unwinds_on_deadlock, false);
+    while (!state->has_ended) scheduler.block();
+    state->joining->unwinds_on_deadlock = unwinds;
+    const std::exception_ptr thrown = state->task->fiber.take_exception();
+    scheduler.release(*state->task);
+    if (thrown != nullptr) std::rethrow_exception(thrown);
+}
+
+void SimulatedTask::pause(ncclComm_t comm) { scheduler_of(comm).poll(UINT64_MAX); }
+void SimulatedTask::yield(ncclComm_t comm) { scheduler_of(comm).yield(); }
 
 ncclResult_t run_simulation_with_fault(cpu::Fault fault, int num_ranks, const crossdockSimulationConfig_t* config,
                                        crossdockRankProgram_t program, void* context, uint64_t* num_steps) {

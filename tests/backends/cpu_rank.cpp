@@ -7,8 +7,35 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <thread>
+
+#include "api/simulation.h"
 
 namespace crossdock::testing {
+namespace {
+
+class ThreadBeside final : public Beside {
+  public:
+    explicit ThreadBeside(std::function<void()> body) : thread_(std::move(body)) {}
+    ~ThreadBeside() override { ThreadBeside::join(); }
+    void join() override {
+        if (thread_.joinable()) thread_.join();
+    }
+
+  private:
+    std::thread thread_;
+};
+
+class SimulatedBeside final : public Beside {
+  public:
+    SimulatedBeside(ncclComm_t comm, std::function<void()> body) : task_(comm, std::move(body)) {}
+    void join() override { task_.join(); }
+
+  private:
+    SimulatedTask task_;
+};
+
+}  // namespace
 
 std::string free_address() {
     // Below the kernel's ephemeral port range.
@@ -92,6 +119,21 @@ void CpuRank::barrier() { RANK_OK(*this, crossdockCommBarrier(comm())); }
 
 void CpuRank::all_gather(const void* own, void* all, size_t bytes) {
     RANK_OK(*this, crossdockCommAllGather(comm(), own, all, bytes));
+}
+
+std::unique_ptr<Beside> CpuRank::run_beside(std::function<void()> body) {
+    if (is_simulated()) return std::make_unique<SimulatedBeside>(comm(), std::move(body));
+    return std::make_unique<ThreadBeside>(std::move(body));
+}
+
+void CpuRank::pause() {
+    if (!is_simulated()) return RankContext::pause();
+    SimulatedTask::pause(comm());
+}
+
+void CpuRank::yield() {
+    if (!is_simulated()) return RankContext::yield();
+    SimulatedTask::yield(comm());
 }
 
 ncclComm_t CpuRank::make_communicator() {

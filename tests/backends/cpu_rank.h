@@ -47,6 +47,9 @@ class CpuRank : public RankContext {
     void barrier() override;
     void all_gather(const void* own, void* all, size_t bytes) override;
     ncclComm_t make_communicator() override;
+    std::unique_ptr<Beside> run_beside(std::function<void()> body) override;
+    void pause() override;
+    void yield() override;
     bool is_simulated() const override { return make_comm_ == nullptr; }
 
     // The communicator is destroyed when the program has ended.

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -26,6 +27,14 @@ struct Window {
     ncclWindow_t handle = nullptr;
     std::byte* memory = nullptr;
     size_t bytes = 0;
+};
+
+// What runs beside a rank's own program: a thread or, in the simulation, another fiber.
+class Beside {
+  public:
+    virtual ~Beside() = default;  // waits until it has ended
+    // The same. Throws what it threw, in the simulation.
+    virtual void join() = 0;
 };
 
 // A captured CUDA graph, ready to be launched.
@@ -75,6 +84,14 @@ class RankContext {
 
     // Another communicator of the same ranks, for tests with two. Collective; it lives as long as the program.
     virtual ncclComm_t make_communicator() = 0;
+
+    // On CPUs.
+    virtual std::unique_ptr<Beside> run_beside(std::function<void()>) {
+        throw std::logic_error("nothing runs beside this backend's programs");
+    }
+    // Lets others run: after a failed look at what they write, or after a step of the caller's.
+    virtual void pause();
+    virtual void yield();
 
     virtual bool is_simulated() const { return false; }
     virtual bool is_gpu() const { return false; }

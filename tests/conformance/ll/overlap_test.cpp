@@ -23,28 +23,30 @@ bool is_part_of(const Bytes& found, const Bytes& all) {
                       [](std::byte one, std::byte other) { return one == other || one == std::byte{0}; });
 }
 
-// A rank's experts in a thread beside its calls: each block is computed once its rows are in place.
+// What a consumer does wrong, to show that the test sees it.
+enum class Flaw { kNone, kReadsEarly, kFinishesEarly };
+
+// A rank's experts, beside its calls: each block is computed once its rows are in place.
 class Experts {
   public:
     // answers: all rows that combine reads, as they are to be.
-    // The last block of each zone is held back until `combines` is set.
-    Experts(Layer& layer, const Overlap& overlap, Bytes answers, uint64_t seed)
-        : layer_(layer),
+    // The first block of each zone is held back until `combines` is called.
+    Experts(RankContext& context, Layer& layer, const Overlap& overlap, Bytes answers, uint64_t seed, Flaw flaw)
+        : context_(context),
+          layer_(layer),
           overlap_(overlap),
           answers_(std::move(answers)),
           arrived_(layer.arrived().bytes()),
-          zones_(overlap.zones()),
+          flaw_(flaw),
           random_(seed),
-          thread_([this] { run(); }) {}
-    ~Experts() {
-        if (thread_.joinable()) thread_.join();
-    }
+          beside_(context.run_beside([this] { run(); })) {}
+    ~Experts() { gives_up_ = true; }
     Experts(const Experts&) = delete;
     Experts& operator=(const Experts&) = delete;
 
     // What they found, where they found it.
     const Bytes& finish() {
-        thread_.join();
+        beside_->join();
         return arrived_;
     }
     const std::string& complaint() const { return complaint_; }
@@ -54,7 +56,7 @@ class Experts {
     void run() {
         const OverlapConsumer consumer = overlap_.consumer();
         const uint32_t turn = consumer.turn();
-        std::vector<uint32_t> order(zones_);
+        std::vector<uint32_t> order(overlap_.zones());
         std::iota(order.begin(), order.end(), 0u);
         for (size_t i = order.size(); i > 1; --i)
             std::swap(order[i - 1], order[static_cast<size_t>(random_.below(static_cast<int>(i)))]);
@@ -63,21 +65,40 @@ class Experts {
     }
     void compute(const OverlapConsumer& consumer, uint32_t turn, uint32_t zone) {
         uint32_t rows = 0;
-        if (!consumer.wait_count(turn, zone, kPatienceNs, rows)) complaint_ = "no count";
+        wait_until([&] { return consumer.wait_count(turn, zone, 0, rows); });
         const uint32_t slots = static_cast<uint32_t>(layer_.problem().slots());
         const uint32_t block_rows = overlap_.block_rows();
         for (uint32_t block = (rows + block_rows - 1) / block_rows; block-- > 0;) {  // the last one first
-            const uint32_t num = consumer.wait_block(turn, zone, block, kPatienceNs);
+            const uint32_t expected = std::min(block_rows, rows - block * block_rows);
+            uint32_t num = flaw_ == Flaw::kReadsEarly ? expected : 0;
+            wait_until([&] { return num != 0 || (num = consumer.wait_block(turn, zone, block, 0)) != 0; });
+            if (num != expected) complaint_ = "a block's rows";
             const size_t first = size_t{zone} * slots + size_t{block} * block_rows;
-            if (num != std::min(block_rows, rows - block * block_rows)) complaint_ = "a block's rows";
             copy(layer_.arrived(), arrived_.data(), first, num);
-            while (block == 0 && !combines_) std::this_thread::yield();
-            if (block == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+            if (block == 0) {
+                wait_until([&] { return combines_.load(); });
+                rest();
+            }
+            if (flaw_ == Flaw::kFinishesEarly) {
+                consumer.finish(turn, zone, block, Overlap::kDoneValue);
+                rest();
+            }
             copy_to(layer_.combine_rows(), answers_.data(), first, num);
+            if (flaw_ == Flaw::kFinishesEarly) continue;
             consumer.finish(turn, zone, block, Overlap::kDoneValue - 1);
-            if (random_.chance(30)) std::this_thread::yield();
+            if (random_.chance(30)) context_.yield();
             consumer.finish(turn, zone, block);
+            context_.yield();
         }
+    }
+    template <typename Come>
+    void wait_until(Come come) const {
+        while (!come() && !gives_up_) context_.pause();
+    }
+    // Others go on meanwhile, so that the combine waits.
+    void rest() const {
+        if (!context_.is_simulated()) std::this_thread::sleep_for(std::chrono::microseconds(200));
+        for (int i = random_.below(8); i >= 0; --i) context_.yield();
     }
     static size_t row_bytes(const Buffer& buffer, const Problem& problem) {
         return buffer.bytes() / static_cast<size_t>(problem.num_blocks() * problem.slots());
@@ -91,49 +112,86 @@ class Experts {
         std::memcpy(to.data() + first * bytes, from + first * bytes, num * bytes);
     }
 
+    RankContext& context_;
     Layer& layer_;
     const Overlap& overlap_;
     Bytes answers_, arrived_;
-    uint32_t zones_;
-    Random random_;
+    Flaw flaw_;
+    mutable Random random_;
     std::string complaint_;
     std::atomic<bool> combines_ = false;
-    std::thread thread_;
+    std::atomic<bool> gives_up_ = false;  // the program has failed
+    std::unique_ptr<Beside> beside_;
 };
 
 // Rows are looked at, and answered, while others still arrive, over several turns.
+RankProgram turns_with_experts(uint64_t seed, const ProblemLimits& limits, Flaw flaw) {
+    return [=](RankContext& context) {
+        Problem problem = random_problem(seed, limits);
+        Group group(context, problem);
+        Layer layer(context, group.get(), problem);
+        const uint32_t block_rows = static_cast<uint32_t>(1 + seed % 5);
+        const Overlap overlap(context, layer.stream(), layer.handle(), problem, block_rows);
+        for (uint64_t turn = 0; turn < 4; ++turn) {
+            layer.prepare_combine();
+            const Bytes answers = layer.combine_rows().read();
+            layer.combine_rows().poison();
+            layer.prepare_dispatch();
+            Experts experts(context, layer, overlap, answers, seed * 10 + turn, flaw);
+            RANK_OK(context, layer.dispatch());
+            const Bytes arrived = layer.arrived().read();
+            experts.combines();
+            RANK_OK(context, layer.combine());
+            const Bytes found = experts.finish();
+            RANK_CHECK(context, experts.complaint().empty(), "experts: {}", experts.complaint());
+            RANK_CHECK(context, is_part_of(found, arrived), "experts found other rows than there are");
+            layer.check_dispatch();
+            layer.check_combine();
+            problem = rerouted(problem, seed * 100 + turn);
+            layer.route(problem);
+        }
+    };
+}
+
+ProblemLimits limits_of(uint64_t seed) {
+    return {.num_ranks = ranks_or(1 + static_cast<int>(seed % 4)), .most_row_bytes = 1024};
+}
+
 TEST(Overlap, ExpertsComputeWhileRowsArrive) {
-    on_each_backend({Backend::kThreads, Backend::kProcesses}, [](const BackendSpec& spec) {
-        for (uint64_t seed = 1; seed <= 24 && !::testing::Test::HasFailure(); ++seed) {
-            ProblemLimits limits{.num_ranks = ranks_or(1 + static_cast<int>(seed % 4)), .most_row_bytes = 1024};
-            expect_clean(spec, limits.num_ranks, seed, [=](RankContext& context) {
-                Problem problem = random_problem(seed, limits);
-                Group group(context, problem);
-                Layer layer(context, group.get(), problem);
-                const uint32_t block_rows = static_cast<uint32_t>(1 + seed % 5);
-                const Overlap overlap(context, layer.stream(), layer.handle(), problem, block_rows);
-                for (uint64_t turn = 0; turn < 4; ++turn) {
-                    layer.prepare_combine();
-                    const Bytes answers = layer.combine_rows().read();
-                    layer.combine_rows().poison();
-                    layer.prepare_dispatch();
-                    Experts experts(layer, overlap, answers, seed * 10 + turn);
-                    RANK_OK(context, layer.dispatch());
-                    const Bytes arrived = layer.arrived().read();
-                    experts.combines();
-                    RANK_OK(context, layer.combine());
-                    const Bytes found = experts.finish();
-                    RANK_CHECK(context, experts.complaint().empty(), "experts: {}", experts.complaint());
-                    RANK_CHECK(context, is_part_of(found, arrived), "experts found other rows than there are");
-                    layer.check_dispatch();
-                    layer.check_combine();
-                    problem = rerouted(problem, seed * 100 + turn);
-                    layer.route(problem);
-                }
-            });
+    on_each_backend({Backend::kThreads, Backend::kProcesses, Backend::kSimulation}, [](const BackendSpec& spec) {
+        const Seeds seeds = seeds_or(1, spec.kind == Backend::kSimulation ? 100 : 24);
+        for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
+            BackendSpec seeded = spec;
+            seeded.simulation.seed = seed;
+            const ProblemLimits limits = limits_of(seed);
+            expect_clean(seeded, limits.num_ranks, seed, turns_with_experts(seed, limits, Flaw::kNone));
         }
     });
 }
+
+// A fault shows within so many seeds.
+void expect_caught(Flaw flaw, cpu::Fault fault) {
+    on_each_backend({Backend::kSimulation}, [=](const BackendSpec& backend) {
+        constexpr uint64_t kMostSeeds = 100;
+        for (uint64_t seed = 1; seed <= kMostSeeds; ++seed) {
+            BackendSpec spec = backend;
+            spec.simulation.seed = seed;
+            spec.fault = fault;
+            const ProblemLimits limits = limits_of(seed);
+            if (run_ranks(spec, limits.num_ranks, turns_with_experts(seed, limits, flaw)).ok()) continue;
+            ::testing::Test::RecordProperty("seeds_until_caught", static_cast<int>(seed));
+            return;
+        }
+        ADD_FAILURE() << "unseen for " << kMostSeeds << " seeds";
+    });
+}
+
+// Experts that read a block before its counter says so.
+TEST(Overlap, AnEarlyReadIsCaught) { expect_caught(Flaw::kReadsEarly, cpu::Fault::kNone); }
+// Experts that say so before they have computed a block.
+TEST(Overlap, AnEarlyAnswerIsCaught) { expect_caught(Flaw::kFinishesEarly, cpu::Fault::kNone); }
+// A dispatch that publishes a block before its rows have landed.
+TEST(Overlap, AnEarlyPublicationIsCaught) { expect_caught(Flaw::kNone, cpu::Fault::kSkipStoreWait); }
 
 // A consumer that runs turn after turn, on its own, and on ranks to which nobody sends.
 TEST(Overlap, AConsumerOfManyTurnsKeepsPace) {
