@@ -11,7 +11,7 @@ import pytest
 
 import crossdock as ep
 
-TOKENS, HIDDEN, EXPERTS, TOPK = 37, 64, 8, 5
+TOKENS, HIDDEN, EXPERTS, TOPK = 37, 64, 16, 5
 BF16 = ml_dtypes.bfloat16
 
 
@@ -95,7 +95,9 @@ def high_throughput(comm: ep.Communicator, model: Model, fields: dict[str, Any])
 
 
 @pytest.mark.parametrize("layer", [low_latency, high_throughput])
-@pytest.mark.parametrize(("ranks", "lsa_team_size"), [(1, 0), (2, 0), (4, 0), (4, 2), (8, 0), (8, 2), (8, 1)])
+@pytest.mark.parametrize(
+    ("ranks", "lsa_team_size"), [(1, 0), (2, 0), (4, 0), (4, 2), (8, 0), (8, 2), (8, 1), (16, 0), (16, 4)]
+)
 def test_bits_are_those_of_plain_loops(layer: Any, ranks: int, lsa_team_size: int) -> None:
     model = Model()
     fields = {"invariant": True, "lsa_team_size": lsa_team_size}

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
@@ -176,3 +178,60 @@ def test_it_is_registered_by_its_import() -> None:
     ]:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
         assert found in done.stdout + done.stderr.splitlines()[-1] if done.stderr else done.stdout, done
+
+
+# ---- invariant groups: a layer's bits at every number of ranks
+
+
+def bits_of_layer(rank: int, ranks: int) -> list[Any]:
+    """Sums, and gradients of tokens and of experts, of a layer with the same tokens and experts at any size. What an
+    expert makes of a row does not depend on its other rows."""
+    num_tokens, experts, most = 24, 8, 24 * 5
+    random = torch.Generator().manual_seed(7)
+    tokens = torch.randn(num_tokens, HIDDEN, generator=random).bfloat16()
+    ids = torch.rand(num_tokens, experts, generator=random).argsort(dim=1)[:, :5].contiguous()
+    ids[::5, 2] = -1
+    weights = torch.rand(ids.shape, generator=random)
+    direction = torch.randn(tokens.shape, generator=random).bfloat16()
+    factors = torch.randn(experts, HIDDEN, generator=random) * 2.0 ** torch.arange(-4, 4).unsqueeze(1)
+
+    own, local = slice(num_tokens * rank // ranks, num_tokens * (rank + 1) // ranks), experts // ranks
+    own_tokens = tokens[own].clone().requires_grad_()
+    own_factors = factors[rank * local : (rank + 1) * local].clone().requires_grad_()
+    switch = interface.TokenSwitchNCCL(dist.group.WORLD, experts, num_tokens // ranks, most, HIDDEN * 2)
+    counts = torch.zeros(local, dtype=torch.int32)
+    routing = switch.create_routing(ids[own], counts, layout="expert_major")
+    rows, row_weights, _ = switch.dispatch(routing, own_tokens, weights[own], most)
+    parts = [*counts.tolist(), most - int(counts.sum())]
+    zones = zip(own_factors, rows.split(parts), row_weights.unsqueeze(1).split(parts), strict=False)
+    made = torch.cat([(torch.tanh(zone.float() * factor) * its).bfloat16() for factor, zone, its in zones])
+    sums = switch.combine(routing, made)
+    gradients = torch.autograd.grad(sums, (own_tokens, own_factors), direction[own])
+    token_switch.close(switch)
+    return [one.detach().float().numpy() for one in (sums, *gradients)]
+
+
+def bits_of_layers(comm: ep.Communicator, store: str) -> dict[str, Any]:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=comm.rank, world_size=comm.num_ranks)
+    found = {}
+    for invariant in "1", "0":
+        os.environ["NCCL_EP_INVARIANT"] = invariant
+        found[invariant] = bits_of_layer(comm.rank, comm.num_ranks)
+    dist.destroy_process_group()
+    return found
+
+
+def test_an_invariant_layer_has_the_same_bits_at_every_size(tmp_path: Path) -> None:
+    found = {}
+    for ranks in 1, 2, 4:
+        results = ep.run_processes(ranks, bits_of_layers, str(tmp_path / f"store{ranks}"))
+        for invariant in "1", "0":
+            parts = zip(*(one[invariant] for one in results), strict=True)
+            found[ranks, invariant] = [np.concatenate(part) for part in parts]
+    for ranks in 2, 4:
+        same = [
+            [np.array_equal(*pair) for pair in zip(found[ranks, invariant], found[1, invariant], strict=True)]
+            for invariant in ("1", "0")
+        ]
+        # Gradients of experts add up the same rows in the same order in any case.
+        assert same == [[True, True, True], [False, False, True]]

@@ -222,7 +222,6 @@ def test_what_a_rounding_changes_of_fp8_values_is_within_the_limit() -> None:
     assert reference.FP8_STEPS / 6 < errors.median() and errors.max() < reference.FP8_STEPS
 
 
-
 # ---- the table
 
 
