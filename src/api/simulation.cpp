@@ -72,7 +72,7 @@ SimulatedTask::SimulatedTask(ncclComm_t comm, std::function<void()> body)
 SimulatedTask::~SimulatedTask() {
     try {
         join();
-    } catch (const std::exception&) {  // it was not asked for
+    } catch (...) {  // only join() passes it on
     }
 }
 
@@ -81,10 +81,7 @@ void SimulatedTask::join() {
     const std::unique_ptr<State> state = std::move(state_);
     cpu::Scheduler& scheduler = state->scheduler;
     state->joining = &scheduler.current();
-    // The body uses this frame's state, so wait until it has ended, even in a deadlock.
-    const bool unwinds = std::exchange(state->joining->unwinds_on_deadlock, false);
-    while (!state->has_ended) scheduler.block();
-    state->joining->unwinds_on_deadlock = unwinds;
+    scheduler.block_until([&] { return state->has_ended; });
     const std::exception_ptr thrown = state->task->fiber.take_exception();
     scheduler.release(*state->task);
     if (thrown != nullptr) std::rethrow_exception(thrown);

@@ -18,14 +18,15 @@ ncclResult_t run_simulation_with_fault(cpu::Fault fault, int num_ranks, const cr
 class SimulatedTask {
   public:
     SimulatedTask(ncclComm_t comm, std::function<void()> body);
-    ~SimulatedTask();  // like join()
+    ~SimulatedTask();  // waits until the body has ended, and drops what it threw
     SimulatedTask(const SimulatedTask&) = delete;
     SimulatedTask& operator=(const SimulatedTask&) = delete;
 
     // Waits until the body has ended. Throws what it threw.
     void join();
-    // By the program or the body. Lets others run: after a failed look at what they write, or after a step of its own.
+    // By the program or the body. After a failed look at what others write: lets them run.
     static void pause(ncclComm_t comm);
+    // After a step of its own: lets others run.
     static void yield(ncclComm_t comm);
 
   private:

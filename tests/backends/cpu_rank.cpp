@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <thread>
+#include <future>
 
 #include "api/simulation.h"
 
@@ -16,14 +16,13 @@ namespace {
 
 class ThreadBeside final : public Beside {
   public:
-    explicit ThreadBeside(std::function<void()> body) : thread_(std::move(body)) {}
-    ~ThreadBeside() override { ThreadBeside::join(); }
+    explicit ThreadBeside(std::function<void()> body) : done_(std::async(std::launch::async, std::move(body))) {}
     void join() override {
-        if (thread_.joinable()) thread_.join();
+        if (done_.valid()) done_.get();
     }
 
   private:
-    std::thread thread_;
+    std::future<void> done_;  // whose destructor waits
 };
 
 class SimulatedBeside final : public Beside {

@@ -33,7 +33,7 @@ struct Window {
 class Beside {
   public:
     virtual ~Beside() = default;  // waits until it has ended
-    // The same. Throws what it threw, in the simulation.
+    // The same. Throws what it threw.
     virtual void join() = 0;
 };
 
@@ -85,12 +85,13 @@ class RankContext {
     // Another communicator of the same ranks, for tests with two. Collective; it lives as long as the program.
     virtual ncclComm_t make_communicator() = 0;
 
-    // On CPUs.
+    // Runs it beside this program. CPUs only.
     virtual std::unique_ptr<Beside> run_beside(std::function<void()>) {
         throw std::logic_error("nothing runs beside this backend's programs");
     }
-    // Lets others run: after a failed look at what they write, or after a step of the caller's.
+    // After a failed look at what others write: lets them run.
     virtual void pause();
+    // After a step of the caller's own: lets others run.
     virtual void yield();
 
     virtual bool is_simulated() const { return false; }

@@ -15,19 +15,13 @@ ElasticShape shape_of(ncclEpAlgorithm_t mode, uint64_t seed, int most_ranks) {
     return random_elastic_shape(mode, seed, ranks_or(ranks));
 }
 
-BackendSpec of_seed(const BackendSpec& backend, uint64_t seed) {
-    BackendSpec spec = backend;
-    spec.simulation.seed = seed;
-    return spec;
-}
-
 TEST_BOTH_MODES(Elastic, RandomOperationsMatchPlainLoops) {
     on_each_elastic_backend(mode, kEveryBackend, [=](const BackendSpec& spec) {
         const Seeds seeds = seeds_or(1, seeds_in(spec.kind, 100));
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
             const ElasticShape shape = shape_of(mode, seed, 8);
             SCOPED_TRACE(shape.describe());
-            expect_clean(of_seed(spec, seed), shape.num_ranks, seed, random_elastic_operations(shape, 12));
+            expect_clean(spec, shape.num_ranks, seed, random_elastic_operations(shape, 12));
         }
     });
 }
@@ -36,12 +30,10 @@ TEST_BOTH_MODES(Elastic, RandomOperationsMatchPlainLoops) {
 TEST_BOTH_MODES(Elastic, EverySeedGivesTheSameBits) {
     on_each_elastic_backend(mode, {Backend::kSimulation}, [=](const BackendSpec& spec) {
         const ElasticShape shape = shape_of(mode, 3, 4);
-        const RunReport first =
-            expect_clean(of_seed(spec, 1), shape.num_ranks, 1, random_elastic_operations(shape, 12));
+        const RunReport first = expect_clean(spec, shape.num_ranks, 1, random_elastic_operations(shape, 12));
         for (uint64_t seed = 2; seed <= 10; ++seed) {
-            EXPECT_EQ(
-                expect_clean(of_seed(spec, seed), shape.num_ranks, seed, random_elastic_operations(shape, 12)).digests,
-                first.digests);
+            EXPECT_EQ(expect_clean(spec, shape.num_ranks, seed, random_elastic_operations(shape, 12)).digests,
+                      first.digests);
         }
     });
 }
@@ -50,14 +42,12 @@ TEST_BOTH_MODES(Elastic, EverySeedGivesTheSameBits) {
 TEST_BOTH_MODES(Elastic, APlantedFaultIsCaught) {
     on_each_elastic_backend(mode, {Backend::kSimulation}, [=](const BackendSpec& backend) {
         for (const cpu::Fault fault : {cpu::Fault::kSkipStoreWait, cpu::Fault::kReuseSlot}) {
-            bool is_caught = false;
-            for (uint64_t seed = 1; seed <= 200 && !is_caught; ++seed) {
-                BackendSpec spec = of_seed(backend, seed);
+            SCOPED_TRACE(static_cast<int>(fault));
+            expect_fault_is_caught(backend, 200, "", [=](BackendSpec spec) {
                 spec.fault = fault;
-                const ElasticShape shape = random_elastic_shape(mode, seed, ranks_or(3));
-                is_caught = !run_ranks(spec, shape.num_ranks, random_elastic_operations(shape, 12)).ok();
-            }
-            EXPECT_TRUE(is_caught) << "fault " << static_cast<int>(fault);
+                const ElasticShape shape = random_elastic_shape(mode, spec.simulation.seed, ranks_or(3));
+                return run_ranks(spec, shape.num_ranks, random_elastic_operations(shape, 12));
+            });
         }
     });
 }

@@ -38,10 +38,8 @@ void run_seeds(const BackendSpec& spec, Seeds seeds, ProblemLimits limits, int m
         limits.quantised_combines = is_ht(limits.algorithm) ? is_one_lsa_team(limits.num_ranks) : !is_cuda(spec.kind);
         const Problem problem = random_problem(seed, limits);
         SCOPED_TRACE(problem.describe());
-        BackendSpec seeded = spec;
-        seeded.simulation.seed = seed;
         const bool windows = is_ht(limits.algorithm) && reference::random_bits(seed, 8) % 2 == 1;
-        expect_clean(seeded, limits.num_ranks, seed, round_trips(problem, windows, is_ht(limits.algorithm) ? 3 : 2));
+        expect_clean(spec, limits.num_ranks, seed, round_trips(problem, windows, is_ht(limits.algorithm) ? 3 : 2));
     }
 }
 
@@ -173,9 +171,7 @@ TEST(Random, SourcesWithFewAndManyTokensMeet) {
                 if (!problem.expert_major()) problem.sums = CROSSDOCK_SUMS_EXACT;
                 const Seeds seeds = seeds_or(1, 3);
                 for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
-                    BackendSpec seeded = spec;
-                    seeded.simulation.seed = seed;
-                    expect_clean(seeded, problem.num_ranks, seed, few_and_many_tokens(problem, seed));
+                    expect_clean(spec, problem.num_ranks, seed, few_and_many_tokens(problem, seed));
                 }
             }
         }

@@ -26,19 +26,13 @@ uint64_t share_of(ncclEpAlgorithm_t mode, uint64_t num_seeds) { return is_ht(mod
 
 int ranks_of(uint64_t seed) { return ranks_or(2 + static_cast<int>(reference::random_bits(seed, 9) % 3)); }
 
-BackendSpec seeded(const BackendSpec& backend, uint64_t seed) {
-    BackendSpec spec = backend;
-    spec.simulation.seed = seed;
-    return spec;
-}
-
 void on_simulation(const std::function<void(const BackendSpec&)>& run) { on_each_backend({Backend::kSimulation}, run); }
 
 TEST_BOTH_MODES(Simulation, ThousandsOfSeedsAreClean) {
     on_simulation([=](const BackendSpec& backend) {
         const Seeds seeds = seeds_or(is_ht(mode) ? 300'001 : 100'001, share_of(mode, 2000));
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed)
-            expect_clean(seeded(backend, seed), ranks_of(seed), seed, sequence_of(mode, seed));
+            expect_clean(backend, ranks_of(seed), seed, sequence_of(mode, seed));
     });
 }
 
@@ -47,8 +41,8 @@ TEST_BOTH_MODES(Simulation, OneSeedIsOneRun) {
         std::set<uint64_t> numbers_of_steps;
         for (uint64_t seed = 1; seed <= share_of(mode, 20); ++seed) {
             // The script is the same for all seeds of the backend, so runs differ by the schedule only.
-            const RunReport one = expect_clean(seeded(backend, seed), 3, seed, sequence_of(mode, 8));
-            const RunReport other = expect_clean(seeded(backend, seed), 3, seed, sequence_of(mode, 8));
+            const RunReport one = expect_clean(backend, 3, seed, sequence_of(mode, 8));
+            const RunReport other = expect_clean(backend, 3, seed, sequence_of(mode, 8));
             EXPECT_EQ(one.num_steps, other.num_steps) << "seed " << seed;
             EXPECT_EQ(one.digests, other.digests) << "seed " << seed;
             numbers_of_steps.insert(one.num_steps);
@@ -60,22 +54,17 @@ TEST_BOTH_MODES(Simulation, OneSeedIsOneRun) {
 // Results do not depend on the schedule.
 TEST_BOTH_MODES(Simulation, EverySeedGivesTheSameBits) {
     on_simulation([=](const BackendSpec& backend) {
-        const RunReport first = expect_clean(seeded(backend, 1), 4, 1, sequence_of(mode, 12));
+        const RunReport first = expect_clean(backend, 4, 1, sequence_of(mode, 12));
         for (uint64_t seed = 2; seed <= 10; ++seed)
-            EXPECT_EQ(expect_clean(seeded(backend, seed), 4, seed, sequence_of(mode, 12)).digests, first.digests);
+            EXPECT_EQ(expect_clean(backend, 4, seed, sequence_of(mode, 12)).digests, first.digests);
     });
 }
 
-// A fault shows, in the results or to the checkers of the protocol, within so many seeds.
 void expect_caught(ncclEpAlgorithm_t mode, const BackendSpec& backend, cpu::Fault fault, uint64_t most_seeds) {
-    for (uint64_t seed = 1; seed <= most_seeds; ++seed) {
-        BackendSpec spec = seeded(backend, seed);
+    expect_fault_is_caught(backend, most_seeds, "", [=](BackendSpec spec) {
         spec.fault = fault;
-        if (run_ranks(spec, ranks_of(seed), sequence_of(mode, seed, false)).ok()) continue;
-        ::testing::Test::RecordProperty("seeds_until_caught", static_cast<int>(seed));
-        return;
-    }
-    ADD_FAILURE() << "unseen for " << most_seeds << " seeds";
+        return run_ranks(spec, ranks_of(spec.simulation.seed), sequence_of(mode, spec.simulation.seed, false));
+    });
 }
 
 // Flags before data.
@@ -117,7 +106,7 @@ TEST_BOTH_MODES(Simulation, DelaysOfCopiesDoNotMatter) {
     on_simulation([=](const BackendSpec& backend) {
         for (const uint64_t delay_ns : {1u, 1'000u, 3'000'000u}) {
             for (uint64_t seed = 1; seed <= share_of(mode, 20); ++seed) {
-                BackendSpec spec = seeded(backend, seed);
+                BackendSpec spec = backend;
                 spec.simulation.max_copy_delay_ns = delay_ns;
                 expect_clean(spec, ranks_of(seed), seed, sequence_of(mode, seed));
             }

@@ -192,9 +192,7 @@ template <typename Pending>
 void Scheduler::block_while(Pending pending) {
     Task& task = current();
     task.awaits_copies = true;
-    const bool unwinds = std::exchange(task.unwinds_on_deadlock, false);  // a copy in flight is no deadlock
-    while (pending()) block();
-    task.unwinds_on_deadlock = unwinds;
+    block_until([&] { return !pending(); });  // a copy in flight is no deadlock
     task.awaits_copies = false;
 }
 

@@ -74,6 +74,14 @@ class Scheduler {
     void sleep(uint64_t until_ns);
     // Waits until wake(). Throws like poll() if the task unwinds on deadlock.
     void block();
+    // Waits for what is certain to come, and whose wake() comes after it: even in a deadlock, without a throw.
+    template <typename Done>
+    void block_until(Done done) {
+        Task& task = current();
+        const bool unwinds = std::exchange(task.unwinds_on_deadlock, false);
+        while (!done()) block();
+        task.unwinds_on_deadlock = unwinds;
+    }
     void wake(Task& task);
     // Call after an effect that others may wait for: all tasks poll again before time jumps.
     void note_progress();

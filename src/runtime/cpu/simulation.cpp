@@ -227,10 +227,7 @@ class SimulatedExecutor final : public Executor {
             warp.assign(*tasks.back());
         }
         release(&launch);
-        // The warps live in this frame, so wait until all have returned, even in a deadlock.
-        launcher.unwinds_on_deadlock = false;
-        while (launch.num_running > 0) scheduler_->block();
-        launcher.unwinds_on_deadlock = true;
+        scheduler_->block_until([&] { return launch.num_running == 0; });  // the warps live in this frame
         for (Task* task : tasks) scheduler_->release(*task);
         if (launch.exception != nullptr) std::rethrow_exception(launch.exception);
         require_alive();

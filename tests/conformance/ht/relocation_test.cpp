@@ -51,9 +51,7 @@ TEST(HtRelocation, ASecondHandleWorksWithTheRoutingOfTheFirst) {
                 const Problem problem =
                     random_problem(seed, {.algorithm = kHighThroughput, .num_ranks = num_ranks, .most_row_bytes = 512});
                 SCOPED_TRACE(problem.describe());
-                BackendSpec seeded = spec;
-                seeded.simulation.seed = seed;
-                expect_clean(seeded, num_ranks, seed,
+                expect_clean(spec, num_ranks, seed,
                              [=](RankContext& context) { relocate(context, problem, first_stays); });
             }
         }

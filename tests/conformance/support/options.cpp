@@ -58,7 +58,8 @@ RunReport expect_clean(const BackendSpec& spec, int num_ranks, std::optional<uin
                        const RankProgram& program) {
     BackendSpec shaped = spec;
     shaped.ranks_per_host = lsa_team_for(num_ranks);
-    if (!seed && options().seed) shaped.simulation.seed = *options().seed;
+    if (!seed) seed = options().seed;
+    if (seed) shaped.simulation.seed = *seed;
     RunReport report = run_ranks(shaped, num_ranks, program);
     if (!report.ok()) {
         std::string text;
@@ -66,6 +67,20 @@ RunReport expect_clean(const BackendSpec& spec, int num_ranks, std::optional<uin
         ADD_FAILURE() << text << "replay: " << replay_line(spec.kind, num_ranks, seed);
     }
     return report;
+}
+
+void expect_fault_is_caught(const BackendSpec& backend, uint64_t most_seeds, const std::string& words,
+                            const std::function<RunReport(BackendSpec spec)>& run) {
+    for (uint64_t seed = 1; seed <= most_seeds; ++seed) {
+        BackendSpec spec = backend;
+        spec.simulation.seed = seed;
+        const std::vector<std::string> failures = run(spec).failures;
+        const auto says = [&](const std::string& failure) { return failure.find(words) != std::string::npos; };
+        if (!std::any_of(failures.begin(), failures.end(), says)) continue;
+        ::testing::Test::RecordProperty("seeds_until_caught", static_cast<int>(seed));
+        return;
+    }
+    ADD_FAILURE() << "unseen for " << most_seeds << " seeds";
 }
 
 bool survives_garbage(const BackendSpec& backend, int num_ranks, uint64_t seed, const RankProgram& program) {

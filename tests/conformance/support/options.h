@@ -46,8 +46,8 @@ bool backend_is_selected(Backend kind);
 // The command line that runs the current test again, on this backend, with this seed.
 std::string replay_line(Backend kind, int num_ranks, std::optional<uint64_t> seed);
 
-// Runs the program and reports each failure of it together with its replay line. seed: spec's, which is a test's own;
-// none: the schedule is as good as any other, and that of --seed, if given.
+// Runs the program and reports each failure of it together with its replay line. seed: a test's own, and that of the
+// simulation; none: the schedule is as good as any other, and that of --seed, if given.
 RunReport expect_clean(const BackendSpec& spec, int num_ranks, std::optional<uint64_t> seed,
                        const RankProgram& program);
 
@@ -55,6 +55,11 @@ RunReport expect_clean(const BackendSpec& spec, int num_ranks, std::optional<uin
 // program's buffers is written, a rank waits forever, or a program throws. Returns false if calls have failed or rows
 // were wrong.
 bool survives_garbage(const BackendSpec& backend, int num_ranks, uint64_t seed, const RankProgram& program);
+
+// Seeds 1, 2, ... of the simulation, until a run has a failure with these words. It is a failure if none of so many
+// has.
+void expect_fault_is_caught(const BackendSpec& backend, uint64_t most_seeds, const std::string& words,
+                            const std::function<RunReport(BackendSpec spec)>& run);
 
 // For every selected backend that is also among `kinds`: calls run(spec). A test that finds none says that it skipped,
 // and why.
