@@ -400,10 +400,11 @@ ncclResult_t crossdockOverlapWords(ncclEpHandle_t handle, unsigned int block_row
  * as any kernel that rewrites outputs->tokens. A second combine of the same dispatch finds the counters of the first,
  * and waits for nothing.
  *
- * GPUs: kernels that wait for each other must all fit. Launch the dispatch before the consumer, and the consumer before
- * the combine, and limit what they take: crossdockHandleSetSms for this handle; a combine that waits takes 24 SMs where
- * nothing is set, and if it is send_only its receive half as many as any other. Without room the operation ends with
- * its timeout.
+ * GPUs: kernels that wait for each other must all fit. Launch the dispatch before the kernel that waits for its rows.
+ * Launch the combine before the kernel whose blocks it sends, on another stream, and let that kernel leave the
+ * combine's SMs free: a block of a combine needs a whole SM. crossdockHandleSetSms limits what this handle's operations
+ * take. A combine that waits takes 24 SMs where nothing is set; if it is send_only, its receive half takes as many as
+ * any other. Without room the operation ends with its timeout.
  *
  * Not with elastic operations (InvalidUsage from them), and memory not in groups with masks. InvalidArgument: a field
  * out of range, a tensor of other type or extent, neither memory nor done, done without done_value. InvalidUsage: an HT

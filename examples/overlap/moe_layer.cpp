@@ -2,7 +2,7 @@
 //
 // moe_layer.py on CPUs: a MoE layer whose experts compute blocks of rows while others still arrive, and whose rows
 // return while others are computed. Ranks are threads, and each has another thread for its experts. The sums have the
-// same bits as those of the layer one step after the other.
+// same bits as those of the layer one step after the other. It is faster only if each thread has a core.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -71,12 +71,18 @@ class Layer {
             compute(expert, 0, static_cast<std::size_t>(counts_[expert]));
         handle_.combine(answers_, topk_weights_, output_);
     }
-    void run_overlapped() {
-        handle_.dispatch(input_, rows_, counter_);
-        handle_.combine(answers_, topk_weights_, output_);
+    // Between begin_overlap and end_overlap. Returns false if rows did not come.
+    bool run_overlapped() {
+        bool have_come = false;
+        {
+            const std::jthread experts([&] { have_come = run_experts(); });
+            handle_.dispatch(input_, rows_, counter_);
+            handle_.combine(answers_, topk_weights_, output_);
+        }  // the experts have left: the next dispatch may clear this one's counters
+        return have_come;
     }
 
-    // From now on, until the other, dispatches publish rows and combines wait for blocks.
+    // Between these, dispatches publish rows and combines wait for blocks.
     void begin_overlap() {
         crossdock::Tensor words(words_.data(), ncclUint32, {words_.size()});
         crossdockOverlap_t overlap = CROSSDOCK_OVERLAP_INIT;
@@ -87,29 +93,25 @@ class Layer {
     }
     void end_overlap() { handle_.end_overlap(); }
 
-    // The experts' thread, for so many layers. Returns false if rows did not come.
-    bool run_experts(unsigned layers) {
-        const crossdock::OverlapConsumer consumer(words_.data(), kLocal, kSlots, kBlockRows);
-        for (unsigned i = 0; i < layers; ++i) {
-            const std::uint32_t turn = consumer.turn();
-            for (std::uint32_t expert = 0; expert < kLocal; ++expert) {
-                std::uint32_t rows = 0;
-                if (!consumer.wait_count(turn, expert, kTimeoutNs, rows)) return false;
-                for (std::uint32_t block = 0; block * kBlockRows < rows; ++block) {
-                    const std::uint32_t num = consumer.wait_block(turn, expert, block, kTimeoutNs);
-                    if (num == 0) return false;
-                    compute(expert, block * kBlockRows, num);
-                    consumer.finish(turn, expert, block);
-                }
-            }
-            consumer.leave(1);
-        }
-        return true;
-    }
-
     Matrix& sums() { return sums_; }
 
   private:
+    bool run_experts() {
+        const crossdock::OverlapConsumer consumer(words_.data(), kLocal, kSlots, kBlockRows);
+        const std::uint32_t turn = consumer.turn();
+        for (std::uint32_t expert = 0; expert < kLocal; ++expert) {
+            std::uint32_t rows = 0;
+            if (!consumer.wait_count(turn, expert, kTimeoutNs, rows)) return false;
+            for (std::uint32_t block = 0; block * kBlockRows < rows; ++block) {
+                const std::uint32_t num = consumer.wait_block(turn, expert, block, kTimeoutNs);
+                if (num == 0) return false;
+                compute(expert, block * kBlockRows, num);
+                consumer.finish(turn, expert, block);
+            }
+        }
+        consumer.leave(1);
+        return true;
+    }
     // Rows [first, first + rows) of a local expert.
     void compute(std::size_t expert, std::size_t first, std::size_t rows) {
         const std::size_t at = (expert * kSlots + first) * kHidden;
@@ -150,19 +152,11 @@ bool run_rank(const crossdock::Communicator& communicator) {
     const Matrix expected = layer.sums();
     std::fill(layer.sums().begin(), layer.sums().end(), NAN);
 
-    bool all_came = false;
+    bool have_come = true;
     layer.begin_overlap();
-    std::thread experts([&] { all_came = layer.run_experts(kLayers); });
-    double overlapped_us = 0;
-    try {
-        overlapped_us = us_per_layer([&] { layer.run_overlapped(); });
-    } catch (...) {
-        experts.join();
-        throw;
-    }
-    experts.join();
+    const double overlapped_us = us_per_layer([&] { have_come = layer.run_overlapped() && have_come; });
     layer.end_overlap();
-    const bool is_same = all_came && layer.sums() == expected;
+    const bool is_same = have_come && layer.sums() == expected;
     std::printf("rank %d: one after the other %.0f us, overlapped %.0f us per layer, sums %s\n", communicator.rank(),
                 sequential_us, overlapped_us, is_same ? "have the same bits" : "DIFFER");
     return is_same;

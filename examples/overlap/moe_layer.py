@@ -172,8 +172,8 @@ class Layer:
         self.combine()
 
     def load_kernels(self) -> None:
-        """The overlapped ones, one after the other. A kernel that is loaded while another one waits for it may wait for
-        that one.
+        """Runs the overlapped kernels one after the other. CUDA loads a kernel at its first launch, and loading may wait
+        for running kernels, for example for a combine that waits for the kernel being loaded.
         """
         self.handle.set_overlap(self.words, block_rows=BLOCK_ROWS, done_value=self.hidden // 128)
         self.dispatch()
@@ -188,9 +188,9 @@ class Layer:
         """The first GEMM beside dispatch, the second one, on another stream, beside the sending half of combine. The
         receiving half then has all SMs.
 
-        Kernels that wait for each other all fit: the first GEMM starts once the dispatch has all its SMs. The combine
-        is launched before the second GEMM, which leaves its SMs free. A block of a combine needs a whole SM, so after a
-        GEMM that has spread over all SMs it would find none.
+        Kernels that wait for each other all fit: the first GEMM starts once the dispatch has all its SMs. A block of a
+        combine needs a whole SM. So the combine is launched before the second GEMM, which leaves its SMs free. If the
+        GEMM's blocks come first nevertheless, they spread over all SMs, and the combine starts when they end.
         """
         main = torch.cuda.current_stream()
         between = torch.cuda.Event()
@@ -260,6 +260,11 @@ def main() -> None:
     if options.experts % ranks != 0 or local < 1 or local & (local - 1) != 0:
         parser.error(f"--experts is {options.experts}, allowed: a power of two for each of the {ranks} ranks")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    for name, least in (("dispatch", 0), ("combine", 1)):
+        value = getattr(options, f"{name}_sms")
+        if not least <= value < sms:
+            parser.error(f"--{name}-sms is {value}, allowed: {least}..{sms - 1}")
     dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
     comm = communicator_of(dist.group.WORLD)
     if dist.get_rank() == 0:
