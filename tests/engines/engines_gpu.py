@@ -144,6 +144,12 @@ def report(outcomes: list[Outcome]) -> str:
     return "\n".join(text)
 
 
+def at_least_two(text: str) -> int:
+    if not text.isdigit() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"is {text!r}, allowed: whole numbers of at least 2")
+    return int(text)
+
+
 def num_gpus() -> int:
     try:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
@@ -156,6 +162,8 @@ def run(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
     root, outcomes, gpus = HERE.parents[1], [], num_gpus()
     ranks = options.ranks or max(2, gpus)
+    if gpus < ranks:
+        print(f"{ranks} ranks share {gpus} GPU(s): times say nothing", flush=True)
     for part in options.parts or PARTS:
         reason = reason_to_skip(part, gpus)
         if reason:
@@ -179,7 +187,7 @@ def parser() -> argparse.ArgumentParser:
     packing.set_defaults(do=pack)
     running = commands.add_parser("run", help="run parts of this folder here")
     running.add_argument("parts", nargs="*", metavar="PART", help=f"all of {', '.join(PARTS)} without it")
-    running.add_argument("--ranks", type=int, default=0, help="one for each GPU, at least 2, without it")
+    running.add_argument("--ranks", type=at_least_two, default=0, help="one for each GPU, at least 2, without it")
     running.add_argument("--logs", type=Path, default=Path("logs"), help="where logs go (logs)")
     running.set_defaults(do=run)
     return result

@@ -217,6 +217,7 @@ def test_one_rounding_more_is_as_small_as_one() -> None:
 def test_what_a_rounding_changes_of_fp8_values_is_within_the_limit() -> None:
     gate, up = torch.randn(2, 256, 768, generator=torch.Generator().manual_seed(1))
     active = (torch.nn.functional.silu(gate) * up).bfloat16()
+    torch.manual_seed(1)
     moved = reference.quantised(reference.rounded_again(active))
     errors = reference.row_errors(moved, reference.quantised(active))
     assert reference.FP8_STEPS / 6 < errors.median() and errors.max() < reference.FP8_STEPS

@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     shared = machine.logs / SHARED
     shared.unlink(missing_ok=True)
     if machine.is_shared:
-        shared.write_text(f"{machine.ranks} ranks share GPUs, of which there are {machine.gpus}: times say nothing")
+        shared.write_text(f"{machine.ranks} ranks share {machine.gpus} GPU(s): times say nothing")
     print(f"{os.cpu_count()} cores, /dev/shm {shutil.disk_usage('/dev/shm').free / 2**30:.1f} GiB", flush=True)
     limits = execute.Limits(options.start, options.limit, begin + options.total)
     execute.run_all(chosen, options.together, machine, limits)
