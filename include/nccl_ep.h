@@ -43,6 +43,7 @@
 //       for a rank that has not entered the operation                T              T
 //       for one that has: it may wait for a lost one itself          T              2 T
 //       for this rank's own part                                     T              3 T
+//       for the caller's experts (crossdockHandleSetOverlap)         7/8 T          7/8 T
 //     HT, from when the wait began
 //       for a rank that is silent: from its last heartbeat           T              T
 //       for one that is not, since it waits for a lost one itself    2 T            2 (R + 1) T

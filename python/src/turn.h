@@ -76,7 +76,6 @@ class Turn {
     // stream: a SideStream for asynchronous calls; else what a crossdock.Handle takes, and there is nothing to order.
     explicit Turn(nanobind::handle stream);
 
-    bool is_asynchronous() const { return side_ != nullptr; }
     // Whether it is asynchronous on a GPU.
     bool has_streams() const { return side_ != nullptr && side_->device >= 0; }
     // Makes the side stream wait for the work of the current one. Returns false if it cannot: use torch.

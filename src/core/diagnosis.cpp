@@ -234,14 +234,14 @@ bool is_report(const crossdockDiagnosis_t& diagnosis) {
 
 std::string describe(const crossdockDiagnosis_t& diagnosis, const char* mode) {
     if (diagnosis.valid == 0) return "the group has failed: a wait for another rank expired";
-    if (std::strcmp(diagnosis.step, "buffer") == 0) {
+    if (std::strcmp(diagnosis.step, name_of(WaitStep::kBuffer)) == 0) {
         return fmt::format(
             "the group has failed: operation {} of rank {} ({} {} of handle {}) found every buffer held by a pending "
             "send_only operation: call ncclEpComplete first",
             diagnosis.epoch, diagnosis.rank, mode, diagnosis.operation, diagnosis.handle);
     }
     // Another rank found it and reported it; the lost rank may be this one.
-    const bool is_refused = std::strcmp(diagnosis.step, "refused") == 0;
+    const bool is_refused = std::strcmp(diagnosis.step, name_of(WaitStep::kRefused)) == 0;
     if (is_refused || is_report(diagnosis)) {
         const bool means_us = diagnosis.seen == static_cast<uint64_t>(diagnosis.peer);
         return fmt::format(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The quantisation recipes: what each is called, which mode has it, and which tensors callers pass for it. Plain data
 // on top of the public header: the library, Python's enums, the benchmark's options, the tests and the fuzzer read
-// these tables. How rows are quantised: kernels/ll/recipes.h, kernels/ht/arguments.h. How to add a recipe:
+// these tables. How rows are quantised: kernels/ll/recipes.h, kernels/ht/recipes.h. How to add a recipe:
 // CONTRIBUTING.md.
 #pragma once
 

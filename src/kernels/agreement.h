@@ -32,6 +32,7 @@ inline constexpr uint64_t kRoundedScales = 8;
 // High throughput: what ranks also agree on, known to the host alone.
 struct HtAgreed {
     static constexpr uint32_t kTagBits = 10, kSmsBits = 8;
+    static constexpr uint32_t kRecipeBits = 2;  // what is left of Term::kRecipe
 
     uint64_t tag = 0;  // the caller's (crossdockHandleSetTag)
     uint64_t sms = 0;  // blocks of a dispatch or combine, each of which has rings with one block of every peer
@@ -90,8 +91,7 @@ struct Terms {
     constexpr Terms without_agreed(bool is_update) const { return {word & ~free_bits(is_update)}; }
     static constexpr uint64_t free_bits(bool is_update) {
         if (is_update) return ((uint64_t{1} << HtAgreed::kTagBits) - 1) << shift_of(Term::kRouting);
-        constexpr uint32_t kRecipeBits = 2;
-        const uint64_t recipes = mask_of(Term::kRecipe) & (mask_of(Term::kRecipe) << kRecipeBits);
+        const uint64_t recipes = mask_of(Term::kRecipe) & (mask_of(Term::kRecipe) << HtAgreed::kRecipeBits);
         return mask_of(Term::kTopk) | mask_of(Term::kLayout) | recipes | mask_of(Term::kSums) | mask_of(Term::kSpare);
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames as a stream of bytes: on a link (link_stream.h) or in shared memory (host_stream.h). Bytes of a large frame
+// Frames as a stream of bytes: on a link (link_stream.h) or in shared memory (host_streams.h). Bytes of a large frame
 // are read directly into their target.
 //
 // A stream is a sequence of records: 8 bytes that say what follows, then a frame's header and its bytes. A close notice

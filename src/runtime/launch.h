@@ -2,9 +2,9 @@
 // Launches kernels: on a GPU's stream, or on the calling thread.
 //
 // A kernel is a type with its arguments (Args) and its name in messages (kName), listed in its mode's launch.h. Its
-// code is in the mode's kernels.cpp for CPUs and kernels.cu for GPUs. A kernel that accesses other ranks has `reach`, a
-// function that returns the Reach in its arguments: it is compiled twice, for LSA peers only and for LSA and GIN peers,
-// and launch() chooses.
+// code is in a .cpp of the mode for CPUs and a .cu for GPUs (kernels, or dispatch and combine). A kernel that accesses
+// other ranks has `reach`, a function that returns the Reach in its arguments: it is compiled twice, for LSA peers only
+// and for LSA and GIN peers, and launch() chooses.
 #pragma once
 
 #include "device/platform.h"
@@ -12,8 +12,8 @@
 
 namespace crossdock {
 
-// A kernel compiled for one kind of processor and peers. kernels.cpp and kernels.cu instantiate these; in builds
-// without CUDA a without_gpus.cpp replaces the latter.
+// A kernel compiled for one kind of processor and peers. Both files instantiate it; in builds without
+// CUDA a without_gpus.cpp replaces the second.
 template <typename Kernel, Peers kReached>
 struct OnCpu {
     static void launch(cpu::Executor& executor, const typename Kernel::Args& args, const LaunchShape& shape);

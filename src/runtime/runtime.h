@@ -24,7 +24,7 @@ struct LaunchShape {
     bool overlaps_previous = false;  // GPUs: may start before the previous kernel has ended
     bool streams_rows = false;       // CPUs: asynchronous copies bypass the caches
     int unused_blocks = 0;           // GPUs: leading blocks that return at once
-    bool is_users = false;           // CPUs: a user's kernel, checked by gin/race_detector.h
+    bool is_users = false;           // CPUs: a user's kernel, checked by device_api/race_detector.h
     size_t stack_bytes = 0;          // CPUs: of each warp; 0: enough for Crossdock's own kernels
 };
 

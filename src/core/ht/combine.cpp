@@ -17,9 +17,11 @@ namespace crossdock {
 static_assert(std::ranges::all_of(kCombineRecipes,
                                   [](const CombineRecipe& recipe) {
                                       const bool is_quantised = ht_wire_of(recipe.value) != HtWire::kRows;
-                                      return !recipe.in_ht || is_quantised == recipe.quantises();
+                                      const bool fits =
+                                          static_cast<uint64_t>(recipe.value) < 1u << HtAgreed::kRecipeBits;
+                                      return !recipe.in_ht || (is_quantised == recipe.quantises() && fits);
                                   }),
-              "kernels/ht/arguments.h knows the recipe");
+              "kernels/ht/recipes.h knows the recipe, and its part of Term::kRecipe holds it");
 
 void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpCombineOutputs_t* caller_outputs,
                        const ncclEpCombineConfig_t* caller_config, cudaStream_t stream) {

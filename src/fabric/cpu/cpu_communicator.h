@@ -42,7 +42,7 @@ class CpuCommunicator : public Communicator, protected PeerLosses {
     ncclWindow_t window_at(const std::byte* address, size_t* offset);
     // Number of ranks that share this machine's cores.
     virtual int ranks_on_machine() const { return lsa_team_size(); }
-    // The handle with which own kernels use NCCL's Device API (gin/own_kernels.h).
+    // The handle with which own kernels use NCCL's Device API (device_api/own_kernels.h).
     NetworkHandle network_of(const SymmetricMemory& memory) override {
         return {memory.local, memory.peers, device_comm_.get(), const_cast<SymmetricMemory*>(&memory)};
     }
