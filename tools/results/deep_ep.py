@@ -147,15 +147,15 @@ def machine_tables(runs):
             [("dispatch", "dispatch", False), ("combine", "combine", False), ("both", "pair", False)],
         ),
         (
-            "Both with hooks, steady state; and both eagerly, back to back, which shows the host's cost:",
+            "A dispatch followed by a combine. With hooks: steady state. Eager: calls from Python, back to back, which shows "
+            "the host's cost:",
             FEW,
             FEW_TOKENS,
             "tokens",
             [("with hooks", "pair with hooks", False), ("eager", "pair", True)],
         ),
         (
-            "4096 tokens, one call behind other work on the stream, so without the host's time; a fresh dispatch of "
-            "`Buffer` is timed on an idle stream:",
+            "4096 tokens, without the host's time. A fresh dispatch of `Buffer` is on an idle stream, and so with it:",
             MANY,
             MANY_SMS,
             "SMs",
