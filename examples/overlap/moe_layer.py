@@ -172,8 +172,8 @@ class Layer:
         self.combine()
 
     def load_kernels(self) -> None:
-        """Runs the overlapped kernels one after the other. CUDA loads a kernel at its first launch, and loading may wait
-        for running kernels, for example for a combine that waits for the kernel being loaded.
+        """Runs the overlapped kernels one after the other. CUDA loads a kernel at its first launch, and loading may
+        wait for running kernels, for example for a combine that waits for the kernel being loaded.
         """
         self.handle.set_overlap(self.words, block_rows=BLOCK_ROWS, done_value=self.hidden // 128)
         self.dispatch()

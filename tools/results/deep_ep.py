@@ -147,8 +147,8 @@ def machine_tables(runs):
             [("dispatch", "dispatch", False), ("combine", "combine", False), ("both", "pair", False)],
         ),
         (
-            "A dispatch followed by a combine. With hooks: steady state. Eager: calls from Python, back to back, which shows "
-            "the host's cost:",
+            "A dispatch followed by a combine. With hooks: steady state. Eager: calls from Python, back to back, which "
+            "shows the host's cost:",
             FEW,
             FEW_TOKENS,
             "tokens",

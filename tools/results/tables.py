@@ -243,11 +243,12 @@ def one_gpu_tables(machine):
         for operation in ("dispatch:", "combine:", "both:")
         for heading in (*(["before:"] if before else []), operation, "bare:")
     ]
+    builds = (name.removesuffix(".so") for name in sorted(before))
+    earlier = "".join(f"Before: an earlier build ({name}), in the same run. " for name in builds)
     text = f"""All ranks are on one GPU, so nothing crosses a link. "4 ranks": four share the GPU, elsewhere there is
         one. "As halves": split operations. In each group of columns, the named one is this build. Bare: kernels that
         move the same rows, counts and flags without checks, which is no lower bound.
-        {"".join(f"Before: an earlier build ({name.removesuffix('.so')}), in the same run. " for name in sorted(before))}HT
-        update, steady state, 4096 tokens: {", ".join(updates)}."""
+        {earlier}HT update, steady state, 4096 tokens: {", ".join(updates)}."""
     return [
         *heading(f"{model}: the kernels' own time", used, software),
         *wrap(text),
