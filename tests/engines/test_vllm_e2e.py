@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_e2e import control, execute, faults, launch, models, packing, reference, report, runs, weights
+from vllm_e2e import control, execute, faults, launch, models, packing, reference, report, runs, traces, weights
 from vllm_e2e.__main__ import arguments
 
 # A rank that is ready at once, waits for its turn and ends. Its backend says otherwise: of v2 rank 1 fails, ht never is
@@ -297,3 +297,27 @@ def test_the_table_has_columns_for_what_was_measured_alone(tmp_path: Path) -> No
     assert "prefill" not in table and "Crossdock's kernels |" not in table
     assert f"{FIRST} | 1                  | 100      | 20.00  | 22.00 | 44" in table
     assert f"FAILED {SECOND}: not run" in table
+
+
+# ---- traces
+
+
+def test_a_trace_gives_the_time_of_a_layer_by_part(tmp_path: Path) -> None:
+    """Two layers; what is no kernel, and what belongs to no part, does not count."""
+    layer = {
+        "vllm::moe::topkGating<8>": 3,
+        "vllm::moe::moe_align_block_size_kernel": 1,
+        "crossdock::crossdock_ll_dispatch<4>": 20,
+        "fused_moe_kernel": 60,
+        "vllm::act_and_mul_kernel": 5,
+        "crossdock::crossdock_ll_combine<2>": 10,
+        "vllm::rms_norm_kernel": 2,
+    }
+    events = [
+        {"name": name, "cat": "kernel", "ts": 200 * i, "dur": dur} for i in range(2) for name, dur in layer.items()
+    ]
+    trace = tmp_path / "rank0.pt.trace.json"
+    trace.write_text(json.dumps({"traceEvents": [*events, {"name": "a call", "cat": "cpu_op", "ts": 0, "dur": 900}]}))
+    found = traces.summary(trace)
+    assert found["layer_us"] == {"routing": 4, "dispatch": 20, "experts": 65, "combine": 10}
+    assert "routing 4.0, dispatch 20.0, experts 65.0, combine 10.0" in traces.text(found)

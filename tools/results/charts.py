@@ -4,7 +4,7 @@
 import statistics
 
 from tools.results import data
-from tools.results.svg import Chart, Curve, Panel
+from tools.results.svg import Bars, Chart, Curve, Panel
 
 # Mode, file, title, x axis, setting, runs with their panels' titles.
 SWEEPS = [
@@ -106,7 +106,13 @@ def gin():
     )
 
 
+def vllm_layers():
+    """Of traces that tests/engines/vllm_e2e takes: a MoE layer's time on the GPU in a decode step."""
+    rows = [(line["backend"], line["us"]) for line in data.lines_of(data.FOLDER / "vllm_layers.jsonl")]
+    return Bars("A MoE layer in vLLM, by part", "µs per layer, waiting for the other rank included", rows)
+
+
 def files():
     """Every picture by its name in docs."""
-    charts = {**sweeps(), "gin_cpu.svg": gin()}
+    charts = {**sweeps(), "gin_cpu.svg": gin(), "vllm_layers.svg": vllm_layers()}
     return {name: chart.text() for name, chart in charts.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Line charts as small SVG files: an element per curve, text as text."""
+"""Line and bar charts as small SVG files: an element per curve, text as text."""
 
 import html
 import math
@@ -126,4 +126,40 @@ class Chart:
                 )
         for i in (0, 1):
             lines += legend_lines(legend[i * per_column : (i + 1) * per_column], LEFT + i * 200, panels_height + 12)
+        return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+class Bars:
+    """A bar for each row, of parts one behind the other. rows: a label and, by part, a length."""
+
+    BAR, GAP, LABEL, LENGTH = 18, 8, 190, 420
+
+    def __init__(self, title, x_label, rows):
+        self.title, self.x_label, self.rows = title, x_label, rows
+
+    def text(self):
+        """The SVG file."""
+        parts = list(self.rows[0][1])
+        most = max(sum(lengths.values()) for _, lengths in self.rows)
+        bottom = 26 + len(self.rows) * (self.BAR + self.GAP)
+        width, height = self.LABEL + self.LENGTH + 50, bottom + 24
+        lines = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}"'
+            f' height="{height}" font-family="sans-serif" font-size="10">',
+            f"<title>{html.escape(self.title)}</title>",
+            f'<rect width="{width}" height="{height}" fill="#fff"/>',
+        ]
+        for i, part in enumerate(parts):
+            x = self.LABEL + 90 * i
+            lines.append(f'<path d="M{x} 8h10v8h-10z" fill="{COLOURS[i]}"/><text x="{x + 14}" y="16">{part}</text>')
+        for i, (label, lengths) in enumerate(self.rows):
+            y, x = 26 + i * (self.BAR + self.GAP), float(self.LABEL)
+            middle = y + self.BAR / 2 + 4
+            lines.append(f'<text x="{self.LABEL - 8}" y="{middle:g}" text-anchor="end">{html.escape(label)}</text>')
+            for part, colour in zip(parts, COLOURS, strict=True):
+                length = self.LENGTH * lengths[part] / most
+                lines.append(f'<path d="M{x:.1f} {y}h{length:.1f}v{self.BAR}h-{length:.1f}z" fill="{colour}"/>')
+                x += length
+            lines.append(f'<text x="{x + 6:.1f}" y="{middle:g}">{sum(lengths.values()):.0f}</text>')
+        lines.append(f'<text x="{self.LABEL}" y="{bottom + 14}">{html.escape(self.x_label)}</text>')
         return "\n".join([*lines, "</svg>"]) + "\n"

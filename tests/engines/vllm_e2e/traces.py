@@ -13,6 +13,14 @@ from typing import Any
 OWN = ("crossdock",)
 EXPERTS = ("fused_moe", "batched_triton", "deep_gemm", "moe_gemm", "fused_experts", "_grouped")
 COLLECTIVES = ("ncclDevKernel", "ncclKernel")
+# Of a MoE layer, whose router has one kernel.
+ROUTER = "topkGating"
+PARTS = {
+    "routing": (ROUTER, "moe_align", "count_routing"),
+    "dispatch": ("_dispatch", "AllGather"),
+    "experts": (*EXPERTS, "act_and_mul"),
+    "combine": ("_combine", "ReduceScatter"),
+}
 
 
 def kernels(trace: Path) -> list[dict[str, Any]]:
@@ -26,6 +34,16 @@ def kind_of(name: str) -> str:
         if any(word in name for word in words):
             return kind
     return "other"
+
+
+def layer_us(found: list[dict[str, Any]]) -> dict[str, float]:
+    """By part: a MoE layer's time. Empty if no router is known."""
+    layers = sum(ROUTER in event["name"] for event in found)
+    return {
+        part: sum(event["dur"] for event in found if any(word in event["name"] for word in words)) / layers
+        for part, words in PARTS.items()
+        if layers
+    }
 
 
 def summary(trace: Path, most: int = 12) -> dict[str, Any]:
@@ -45,6 +63,7 @@ def summary(trace: Path, most: int = 12) -> dict[str, Any]:
         "span_ms": span,
         "busy_ms": busy,
         "by_kind_ms": dict(by_kind),
+        "layer_us": layer_us(found),
         "crossdock_share": by_kind["crossdock"] / busy,
         "top": [
             {"name": name[:120], "ms": sum(times) / 1e3, "calls": len(times), "mean_us": sum(times) / len(times)}
@@ -60,6 +79,8 @@ def find(folder: Path) -> list[Path]:
 def text(found: dict[str, Any]) -> str:
     kinds = ", ".join(f"{kind} {ms:.1f}" for kind, ms in sorted(found["by_kind_ms"].items(), key=lambda item: -item[1]))
     lines = [f"span {found['span_ms']:.1f} ms, busy {found['busy_ms']:.1f} ms: {kinds}"]
+    if found["layer_us"]:
+        lines.append("a MoE layer, us: " + ", ".join(f"{part} {us:.1f}" for part, us in found["layer_us"].items()))
     for one in found["top"]:
         lines.append(f"{one['ms']:9.2f} ms {one['calls']:6d} x {one['mean_us']:8.1f} us  {one['name']}")
     return "\n".join(lines)
