@@ -3,7 +3,7 @@
 # check.sh CXX_COMPILER BUILD_FOLDER
 # What the documents say must be so: README.md's C++ program prints what it says after each of the commands that compile
 # it, run as printed, and so does docs/device_api.md's program; the sizes in docs/protocol.md are those of geometry.h,
-# every variable that the code reads is described, no line of prose is too long for a terminal,
+# every variable that the code reads and every step of a wait is described, no line of prose is too long for a terminal,
 # results and the fuzzers' corpora are within their limits, and what pyproject.toml leaves out of source packages exists.
 # python/tests/test_guide.py and test_tutorials.py run the documents' other programs.
 set -uo pipefail
@@ -63,6 +63,10 @@ done
 while read -r variable; do
     grep -q "\`$variable\`" docs/deployment.md CONTRIBUTING.md || complain "docs/deployment.md does not tell of $variable"
 done < <(grep -rhoE '"(NCCL_EP|CROSSDOCK)_[A-Z_]+"' --include='*.cpp' src | tr -d '"' | sort -u)
+
+while read -r step; do
+    grep -q "^| $step |" docs/troubleshooting.md || complain "docs/troubleshooting.md does not tell of the step $step"
+done < <(sed -nE '/name_of\(WaitStep/,$s/^ +return "([a-z]+)";$/\1/p' src/kernels/wait_steps.h)
 
 while read -r excluded; do
     git ls-files --error-unmatch -- "$excluded" >/dev/null 2>&1 || [ "$excluded" = build ] ||

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every link of a document leads to a file or folder that is there and, with #, to one of its headings."""
+"""Every link of a document leads to a file or folder that is there and, with #, to one of its headings. Every file that
+a comment of the C++ sources names is there."""
 
 import pathlib
 import re
@@ -31,6 +32,28 @@ def anchors(path):
             yield f"{name}-{number}" if number else name
 
 
+FOLDERS = ("bench", "docs", "examples", "fuzz", "include", "plugin", "python", "src", "tests", "tools")
+COMMENT = re.compile(r"(?://| \*)(.*)")
+FILE = re.compile(r"(?<![\w.])[\w/]+\.(?:h|hpp|cpp|cu|cuh|py|md)\b")
+
+
+def unknown_in_comments():
+    """With their places. A file may be named by the end of its path."""
+    files = [*ROOT.glob("*.*"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*"))]
+    ends = set()
+    for path in files:
+        parts = path.relative_to(ROOT).parts
+        ends |= {"/".join(parts[i:]) for i in range(len(parts))}
+    for path in files:
+        if path.suffix not in (".h", ".hpp", ".cpp", ".cu", ".cuh"):
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            comment = COMMENT.search(line)
+            for name in FILE.findall(comment.group(1)) if comment else ():
+                if name not in ends:
+                    yield f"{path.relative_to(ROOT)}:{number} names {name}, which is not there"
+
+
 def main():
     documents = [
         *ROOT.glob("*.md"),
@@ -39,7 +62,7 @@ def main():
         *ROOT.glob("tests/**/*.md"),
         *ROOT.glob("examples/**/*.md"),
     ]
-    wrong = []
+    wrong = list(unknown_in_comments())
     for document in documents:
         for name, anchor in LINK.findall("\n".join(prose(document))):
             target = (document.parent / name).resolve() if name else document
