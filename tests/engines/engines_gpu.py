@@ -162,7 +162,7 @@ def run(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
     root, outcomes, gpus = HERE.parents[1], [], num_gpus()
     ranks = options.ranks or max(2, gpus)
-    if gpus < ranks:
+    if 0 < gpus < ranks:
         print(f"{ranks} ranks share {gpus} GPU(s): times say nothing", flush=True)
     for part in options.parts or PARTS:
         reason = reason_to_skip(part, gpus)
