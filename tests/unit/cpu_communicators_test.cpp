@@ -160,6 +160,30 @@ TEST_P(InProcessBackends, WaitForRanksThatMakeGroupsLate) {
     });
 }
 
+// Rank 0 gives up on rank 1 in the second call, as a group's destruction does, and goes on. Rank 1, which may still be
+// looking for the others' parts of the first call, finds every part.
+TEST_P(InProcessBackends, FindAllPartsOfARankThatWentOn) {
+    run(2, [](ncclComm_t comm, int rank) {
+        const auto communicator = communicator_of(comm);
+        for (int round = 0; round < 50; ++round) {
+            int all[2] = {-1, -1};
+            const auto gather = [&](int own, uint64_t timeout_ns) {
+                communicator->all_gather(&own, all, sizeof(int), "gather", timeout_ns);
+            };
+            gather(rank, 100 * kSecond);
+            EXPECT_EQ(all[1 - rank], 1 - rank);
+            try {
+                gather(10 + rank, rank == 0 ? 1 : 100 * kSecond);
+                EXPECT_EQ(all[1 - rank], 10 + 1 - rank);
+            } catch (const Error& error) {
+                EXPECT_EQ(rank, 0) << error.what();
+            }
+            gather(20 + rank, 100 * kSecond);
+            EXPECT_EQ(all[1 - rank], 20 + 1 - rank);
+        }
+    });
+}
+
 TEST_P(InProcessBackends, NoticeThatRanksAreInDifferentCalls) {
     run(2, [](ncclComm_t comm, int rank) {
         const auto communicator = communicator_of(comm);

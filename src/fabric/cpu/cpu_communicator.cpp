@@ -75,8 +75,24 @@ void CpuCommunicator::all_gather(const void* own, void* all, size_t bytes, const
         const size_t chunk_bytes = std::min(bytes - at, kPostBytes);
         const auto* own_chunk = bytes == 0 ? nullptr : static_cast<const std::byte*>(own) + at;
         auto* all_chunks = bytes == 0 ? nullptr : static_cast<std::byte*>(all) + at;
+        // At once, unless this rank has given up on others in an earlier call.
+        wait_for_all([this](int peer) { return exchange_->has_read(peer); }, what, start_ns, deadline_ns);
         exchange_->post(number, label, own_chunk, chunk_bytes);
-        gather_chunk(number, label, all_chunks, bytes, chunk_bytes, start_ns, deadline_ns);
+        const auto has_come = [&](int peer) {
+            PostLabel found;
+            std::byte* target = all_chunks + static_cast<size_t>(peer) * bytes;
+            const auto seen = exchange_->read(peer, number, found, target, chunk_bytes);
+            if (seen == PostSeen::kGone) fail_for(peer, what, "it did not wait any longer");
+            // A rank that has failed may make other calls, such as to destroy its group.
+            if (seen == PostSeen::kRead && found != label && exchange_->reported_loss(peer) >= 0)
+                fail_for(peer, what, fmt::format("it is in {}", printable(found.what, sizeof(found.what))));
+            require(seen == PostSeen::kNotYet || found == label, ncclInvalidUsage,
+                    "rank {} is in {} with {} bytes while rank {} is in {} with {} bytes: every rank makes the same "
+                    "calls in the same order",
+                    rank_, label.what, bytes, peer, printable(found.what, sizeof(found.what)), found.total_bytes);
+            return seen == PostSeen::kRead;
+        };
+        wait_for_all(has_come, what, start_ns, deadline_ns);
         at += chunk_bytes;
         ++number;
     } while (at < bytes);
@@ -108,26 +124,11 @@ void CpuCommunicator::fail_for(int peer, const char* what, const std::string& re
          its_reason.empty() ? "" : ": ", its_reason, peer);
 }
 
-void CpuCommunicator::gather_chunk(uint64_t number, const PostLabel& label, std::byte* all, size_t stride,
-                                   size_t chunk_bytes, uint64_t start_ns, uint64_t deadline_ns) {
+void CpuCommunicator::wait_for_all(const std::function<bool(int peer)>& has_come, const char* what, uint64_t start_ns,
+                                   uint64_t deadline_ns) {
     std::vector<int> missing(static_cast<size_t>(num_ranks_));
     for (int peer = 0; peer < num_ranks_; ++peer) missing[static_cast<size_t>(peer)] = peer;
 
-    const auto has_come = [&](int peer) {
-        PostLabel found;
-        std::byte* target = all + static_cast<size_t>(peer) * stride;
-        const auto seen = exchange_->read(peer, number, found, target, chunk_bytes);
-        if (seen == PostSeen::kGone) fail_for(peer, label.what, "it did not wait any longer");
-        // A rank that has failed may make other calls, such as to destroy its group.
-        if (seen == PostSeen::kRead && found != label && exchange_->reported_loss(peer) >= 0)
-            fail_for(peer, label.what, fmt::format("it is in {}", printable(found.what, sizeof(found.what))));
-        require(seen == PostSeen::kNotYet || found == label, ncclInvalidUsage,
-                "rank {} is in {} with {} bytes while rank {} is in {} with {} bytes: every rank makes the same calls "
-                "in the same order",
-                rank_, label.what, label.total_bytes, peer, printable(found.what, sizeof(found.what)),
-                found.total_bytes);
-        return seen == PostSeen::kRead;
-    };
     uint64_t last_liveness_ns = start_ns;
     Interruption interruption;
     const auto ready = [&] {
@@ -135,7 +136,7 @@ void CpuCommunicator::gather_chunk(uint64_t number, const PostLabel& label, std:
         if (missing.empty()) return true;
         if (interruption.has_come()) {
             stop_waiting();
-            fail(ncclRemoteError, "rank {} was interrupted in {}, waiting for {}", rank_, label.what, list_of(missing));
+            fail(ncclRemoteError, "rank {} was interrupted in {}, waiting for {}", rank_, what, list_of(missing));
         }
         if (const uint64_t now_ns = executor_->now_ns();
             now_ns - last_liveness_ns >= executor_->liveness_interval_ns()) {
@@ -144,7 +145,7 @@ void CpuCommunicator::gather_chunk(uint64_t number, const PostLabel& label, std:
                 const std::string reason = why_gone(peer);
                 if (reason.empty()) return false;
                 // It may have sent the expected post before it ended.
-                if (!has_come(peer)) fail_for(peer, label.what, reason);
+                if (!has_come(peer)) fail_for(peer, what, reason);
                 return true;
             });
             return missing.empty();
@@ -152,10 +153,10 @@ void CpuCommunicator::gather_chunk(uint64_t number, const PostLabel& label, std:
         return false;
     };
     if (executor_->wait(ready, deadline_ns)) return;
-    require(!is_killed(), ncclRemoteError, "rank {} was killed by fault injection in {}", rank_, label.what);
+    require(!is_killed(), ncclRemoteError, "rank {} was killed by fault injection in {}", rank_, what);
     if (missing.size() == 1) report_loss(missing.front());
     fail(ncclRemoteError, "rank {} timed out after {} ms in {}, waiting for {}", rank_,
-         (executor_->now_ns() - start_ns) / 1'000'000, label.what, list_of(missing));
+         (executor_->now_ns() - start_ns) / 1'000'000, what, list_of(missing));
 }
 
 void CpuCommunicator::require_same_size(const std::vector<uint64_t>& bytes, const char* what) const {

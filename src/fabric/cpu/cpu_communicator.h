@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -81,8 +82,9 @@ class CpuCommunicator : public Communicator, protected PeerLosses {
         uint64_t number;  // of its registration, equal on all ranks
     };
 
-    void gather_chunk(uint64_t number, const PostLabel& label, std::byte* all, size_t stride, size_t chunk_bytes,
-                      uint64_t start_ns, uint64_t deadline_ns);
+    // Waits until has_come(peer), which is not called again after it was true, for all ranks, including this one.
+    void wait_for_all(const std::function<bool(int peer)>& has_come, const char* what, uint64_t start_ns,
+                      uint64_t deadline_ns);
     const BackendTraits& backend_;
     int rank_;
     int num_ranks_;

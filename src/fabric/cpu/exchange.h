@@ -21,7 +21,9 @@ inline constexpr size_t kPostBytes = 4096;  // maximum size of a piece
 class Exchange {
   public:
     virtual ~Exchange() = default;
-    // Numbers start at 1 and grow from post to post.
+    // False while the rank may still need one of this rank's posts that the next one replaces.
+    virtual bool has_read(int rank) = 0;
+    // Numbers start at 1 and grow from post to post. All ranks have read what it replaces.
     virtual void post(uint64_t number, const PostLabel& label, const void* chunk, size_t chunk_bytes) = 0;
     // Reads a post of any rank, including this one. Writes its outputs only with kRead.
     virtual PostSeen read(int rank, uint64_t number, PostLabel& label, void* chunk, size_t chunk_bytes) = 0;

@@ -26,11 +26,16 @@ void load_words(void* bytes, const std::atomic<uint64_t>* words, size_t num_byte
 
 }  // namespace
 
+uint64_t Mailbox::latest() const {
+    return std::max(posts_[0].number.load(std::memory_order_acquire), posts_[1].number.load(std::memory_order_acquire));
+}
+
+uint64_t Mailbox::replaced_next() const {
+    return std::min(posts_[0].number.load(std::memory_order_relaxed), posts_[1].number.load(std::memory_order_relaxed));
+}
+
 void Mailbox::post(uint64_t number, const Label& label, const void* chunk, size_t chunk_bytes) {
-    // Overwrites the older one.
-    const uint64_t numbers[2] = {posts_[0].number.load(std::memory_order_relaxed),
-                                 posts_[1].number.load(std::memory_order_relaxed)};
-    Post& post = posts_[numbers[0] <= numbers[1] ? 0 : 1];
+    Post& post = posts_[posts_[0].number.load(std::memory_order_relaxed) == replaced_next() ? 0 : 1];
     post.number.store(0, std::memory_order_relaxed);
     store_words(post.words, &label, sizeof(label));
     store_words(post.words + kLabelWords, chunk, chunk_bytes);

@@ -15,8 +15,8 @@
 
 namespace crossdock::cpu {
 
-// The two latest posts of a rank. A rank posts its next piece of a collective only after all ranks have posted the last
-// one, so no rank still needs the post before that, unless a rank has timed out; then readers get kGone.
+// The two latest posts of a rank. Its next post replaces the older one, once all ranks have posted a later number: they
+// do not need it any more. Readers get kGone for a post that its rank has left out, since it timed out.
 class Mailbox {
   public:
     static constexpr size_t kChunkBytes = kPostBytes;
@@ -27,6 +27,9 @@ class Mailbox {
     void post(uint64_t number, const Label& label, const void* chunk, size_t chunk_bytes);
     // Any rank. Writes its outputs only with kRead; chunk_bytes at most kChunkBytes.
     Seen read(uint64_t number, Label& label, void* chunk, size_t chunk_bytes) const;
+    uint64_t latest() const;  // 0: none
+    // Owner only. The number of the post that the next one replaces; 0: none.
+    uint64_t replaced_next() const;
 
   private:
     static constexpr size_t kLabelWords = sizeof(Label) / 8;
@@ -74,6 +77,10 @@ class MailboxExchange final : public Exchange {
     ~MailboxExchange() override { control_->left(rank_).store(1, std::memory_order_release); }
     void post(uint64_t number, const PostLabel& label, const void* chunk, size_t chunk_bytes) override {
         control_->mailbox_of(rank_).post(number, label, chunk, chunk_bytes);
+    }
+    bool has_read(int rank) override {
+        const uint64_t replaced = control_->mailbox_of(rank_).replaced_next();
+        return replaced == 0 || control_->mailbox_of(rank).latest() > replaced;
     }
     PostSeen read(int rank, uint64_t number, PostLabel& label, void* chunk, size_t chunk_bytes) override {
         return control_->mailbox_of(rank).read(number, label, chunk, chunk_bytes);
