@@ -274,6 +274,13 @@ def test_a_fault_that_scores_do_not_show_fails(tmp_path: Path) -> None:
     assert "planted fault 'expert'" in message
 
 
+def test_with_fp8_only_the_layers_must_show_a_fault(tmp_path: Path) -> None:
+    line = "v2 eager small 256 fp8 check score faults"
+    changed = {"rounding": [-1.0, -2.4], "rank": [-1.0, -3.0], "expert": [-1.0, -3.2], "weight": [-1.0, -4.0]}
+    write_run(tmp_path, line, [result(0, -2.0, scores_with=changed)], rank=1, expert=1, weight=1)
+    assert failures(tmp_path, line) == [[]]
+
+
 def test_wrong_rows_missed_faults_and_other_tokens_fail(tmp_path: Path) -> None:
     line = SECOND + " faults"
     write_run(tmp_path, FIRST, [result(0, -2.0)])
