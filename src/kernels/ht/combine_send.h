@@ -260,31 +260,5 @@ class SumReturner {
     uint32_t round_ = 0;  // of the stages
 };
 
-// The gradients of a chunk's weights return to its tokens' source rank.
-CROSSDOCK_DEVICE void return_weights(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
-                                     uint32_t source, uint32_t chunk, const Share& share) {
-    const HtCommon& c = args.common;
-    const uint32_t entry = source * c.tables.chunks + chunk;
-    const uint32_t mask = c.tables.masks[entry];
-    send_weights(ctx, c, args.weight_slots, operation, source, chunk - share.first, mask,
-                 [&](uint32_t bit, float* weights) {
-                     const uint64_t* bitmap = bitmap_of(c, source, chunk * kChunkTokens + bit);
-                     const uint64_t row = c.tables.firsts[entry] + ones_below(mask, bit);
-                     WeightWriter writer(weights);
-                     uint32_t num = 0;
-                     CROSSDOCK_ROLLED
-                     for (uint32_t w = 0; w < c.tables.words; ++w) {
-                         CROSSDOCK_ROLLED
-                         for (uint64_t bits = bitmap[w]; bits != 0; bits &= bits - 1, ++num) {
-                             const uint64_t at =
-                                 c.expert_major ? slot_of(c, 64 * w + lowest_one(bits), source, chunk, bit) : row;
-                             const bool is_here = at < c.budget && at < args.token_rows;
-                             writer.add(!is_here ? 0.0f : args.weights[c.expert_major ? at : at * c.topk + num]);
-                         }
-                     }
-                     writer.flush();
-                 });
-}
-
 }  // namespace
 }  // namespace crossdock

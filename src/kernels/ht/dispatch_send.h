@@ -10,7 +10,6 @@
 #include "device/row_copy.h"
 #include "kernels/ht/elastic_words.h"
 #include "kernels/ht/flags.h"
-#include "kernels/ht/weights.h"
 
 namespace crossdock {
 namespace {
@@ -224,28 +223,6 @@ class RowSender {
     uint32_t end_;
     PendingFlag flag_;
 };
-
-// Sends the weights of a chunk of own tokens to one peer.
-CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation,
-                                   uint32_t peer, uint32_t chunk, const Share& share) {
-    const HtCommon& c = args.common;
-    const uint32_t mask = c.tables.sent_masks[peer * c.tables.chunks + chunk];
-    const int32_t experts = static_cast<int32_t>(c.arena.experts_per_rank);
-    send_weights(ctx, c, args.weight_slots, operation, peer, chunk - share.first, mask,
-                 [&](uint32_t bit, float* weights) {
-                     const uint32_t token = chunk * kChunkTokens + bit;
-                     if (token >= c.num_tokens) return;
-                     WeightWriter writer(weights);
-                     CROSSDOCK_ROLLED
-                     for (int32_t from = peer * experts;;) {
-                         const NextExpert next = NextExpert::of(c, token, from, (peer + 1) * experts);
-                         if (next.id < 0) break;
-                         writer.add(args.topk_weights[uint64_t{token} * c.topk + next.choice]);
-                         from = next.id + 1;
-                     }
-                     writer.flush();
-                 });
-}
 
 }  // namespace
 }  // namespace crossdock
