@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <ranges>
 #include <string>
 
 #include "core/environment_number.h"
@@ -75,8 +76,10 @@ void CpuCommunicator::all_gather(const void* own, void* all, size_t bytes, const
         const size_t chunk_bytes = std::min(bytes - at, kPostBytes);
         const auto* own_chunk = bytes == 0 ? nullptr : static_cast<const std::byte*>(own) + at;
         auto* all_chunks = bytes == 0 ? nullptr : static_cast<std::byte*>(all) + at;
-        // At once, unless this rank has given up on others in an earlier call.
-        wait_for_all([this](int peer) { return exchange_->has_read(peer); }, what, start_ns, deadline_ns);
+        const auto has_read = [this](int peer) { return exchange_->has_read(peer); };
+        const auto ranks = std::views::iota(0, num_ranks_);
+        // Otherwise this rank has given up on others in an earlier call.
+        if (!std::ranges::all_of(ranks, has_read)) wait_for_all(has_read, what, start_ns, deadline_ns);
         exchange_->post(number, label, own_chunk, chunk_bytes);
         const auto has_come = [&](int peer) {
             PostLabel found;
