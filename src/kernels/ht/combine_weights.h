@@ -2,7 +2,6 @@
 // High-throughput combine: the gradients of routing weights, which return beside the rows. Packets: weights.h.
 #pragma once
 
-#include "kernels/ht/flags.h"
 #include "kernels/ht/weights.h"
 
 namespace crossdock {

@@ -2,7 +2,6 @@
 // High-throughput dispatch: routing weights and expert ids, which travel beside the rows. Packets: weights.h.
 #pragma once
 
-#include "kernels/ht/update.h"
 #include "kernels/ht/weights.h"
 
 namespace crossdock {
