@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
-#include <ranges>
 #include <string>
 
 #include "core/environment_number.h"
@@ -77,9 +76,10 @@ void CpuCommunicator::all_gather(const void* own, void* all, size_t bytes, const
         const auto* own_chunk = bytes == 0 ? nullptr : static_cast<const std::byte*>(own) + at;
         auto* all_chunks = bytes == 0 ? nullptr : static_cast<std::byte*>(all) + at;
         const auto has_read = [this](int peer) { return exchange_->has_read(peer); };
-        const auto ranks = std::views::iota(0, num_ranks_);
-        // Otherwise this rank has given up on others in an earlier call.
-        if (!std::ranges::all_of(ranks, has_read)) wait_for_all(has_read, what, start_ns, deadline_ns);
+        bool have_all_read = true;
+        for (int peer = 0; peer < num_ranks_; ++peer) have_all_read &= has_read(peer);
+        // This rank has given up on others in an earlier call.
+        if (!have_all_read) wait_for_all(has_read, what, start_ns, deadline_ns);
         exchange_->post(number, label, own_chunk, chunk_bytes);
         const auto has_come = [&](int peer) {
             PostLabel found;
