@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/ll/handle.h"
 #include "core/ll/plan.h"
+#include "kernels/ll/elastic_dispatch.h"
 
 namespace crossdock {
 namespace {

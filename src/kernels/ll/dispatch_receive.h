@@ -4,8 +4,8 @@
 #pragma once
 
 #include "device/row_copy.h"
+#include "kernels/ll/elastic_header.h"
 #include "kernels/ll/overlap.h"
-#include "kernels/ll/received_header.h"
 
 namespace crossdock {
 namespace {
@@ -90,6 +90,15 @@ class DispatchReceive {
     CROSSDOCK_DEVICE Placement placement_of_warp() const {
         std::byte* placements = args_.shared.placements.in(ctx_.shared_memory());
         return view_of<Placement>(placements + view_bytes<Placement>(c_.topk) * op_.warp(), c_.topk);
+    }
+
+    // As HeaderReader::read.
+    template <typename ReadMore>
+    CROSSDOCK_DEVICE bool read_header(const Announced& announced, const ArrivingRow& row, const Header& header,
+                                      bool writes, const Placement& placement, ReadMore read_more) const {
+        if (is_elastic(args_))
+            return read_elastic_header(op_, headers_, announced, row, header, writes, placement, read_more);
+        return headers_.read(announced, row, header, writes, placement, read_more);
     }
 
     // Scales.
@@ -185,7 +194,7 @@ class DispatchReceive {
         };
         Header header;
         read(0, header);
-        if (!headers_.read(announced, {c_.rank, own.row_idx}, header, true, placement, read)) return {1, 0};
+        if (!read_header(announced, {c_.rank, own.row_idx}, header, true, placement, read)) return {1, 0};
         ctx_.mark(Step::kDispatchHeader);
         const RowStage stage = send_.stage_at(own.stage);
         if (const RowStage::Lead lead{ctx_}; lead && !send_.own_rows_are_placed()) {
@@ -231,7 +240,7 @@ class DispatchReceive {
             return headers_.wait(row, base, header, [&] { seen = ctx_.load_acquire_system(flag); });
         };
         Header header;
-        if (!read(0, header) || !headers_.read(announced, row, header, true, placement, read)) return false;
+        if (!read(0, header) || !read_header(announced, row, header, true, placement, read)) return false;
         ctx_.mark(Step::kDispatchHeader);
         const bool arrived = is_leader(ctx_) && (op_.is_gin_peer(row.source) || word_epoch(seen) == op_.epoch ||
                                                  op_.wait_word(WaitStep::kRow, row.source, flag, seen));
@@ -332,7 +341,7 @@ class DispatchReceive {
                                              : headers_.epoch_in(header);
                 });
             const auto read_more = [&](uint32_t base, Header& more) { return headers_.wait(row, base, more, [] {}); };
-            if (!came || (needs_header && !headers_.read(announced, row, header, is_first, placement, read_more)))
+            if (!came || (needs_header && !read_header(announced, row, header, is_first, placement, read_more)))
                 return false;
             if (first == run.begin && !needs_header) {
                 headers_.place_by_rank(announced, row, placement);

@@ -3,6 +3,7 @@
 // slots there. A slot's number is a count over the source's own earlier tokens, so every block computes it alone.
 #pragma once
 
+#include "kernels/ll/elastic_dispatch.h"
 #include "kernels/ll/gin_peers.h"
 #include "kernels/ll/ll128.h"
 
@@ -259,15 +260,6 @@ class DispatchSend {
     CROSSDOCK_DEVICE bool counts_experts() const {
         return c_.expert_major || (is_elastic(args_) && ctx_.block_idx() == ctx_.num_blocks() - 1);
     }
-    // Elastic: an expert that a token names twice counts once. i: among the choices that are loaded, from `base` on.
-    CROSSDOCK_DEVICE bool is_counted(uint32_t token, uint32_t base, uint32_t i, const TokenIds& loaded) const {
-        bool repeats = false;
-        CROSSDOCK_UNROLL
-        for (uint32_t j = 0; j < TokenIds::kMost; ++j) repeats |= j < i && loaded.ids[j] == loaded.ids[i];
-        CROSSDOCK_ROLLED
-        for (uint32_t j = 0; j < base; ++j) repeats |= expert_id(c_, token, j) == loaded.ids[i];
-        return !repeats;
-    }
     // Choices [base, base + kMost) of a token, if it is below `end`.
     CROSSDOCK_DEVICE GivenIds load_ids(uint32_t token, uint32_t end, uint32_t base) const {
         GivenIds given;
@@ -303,7 +295,7 @@ class DispatchSend {
                 for (uint32_t i = 0; i < TokenIds::kMost; ++i) {
                     if (first.ids[i] == kDropped) continue;
                     ranks |= uint64_t{1} << rank_of_expert(c_, first.ids[i]);
-                    if (counts_experts() && (!is_elastic(args_) || is_counted(token, base, i, first)))
+                    if (counts_experts() && (!is_elastic(args_) || is_counted(op_, token, base, i, first.ids)))
                         ctx_.add_shared(counted.experts + first.ids[i], 1);
                 }
                 base += TokenIds::kMost;
@@ -424,20 +416,12 @@ class DispatchSend {
         for_lanes(ctx_, c_.topk, [&](uint32_t k) {
             const GivenChoice choice = k == op_.lane() ? first : load_choice(batch, k);
             own.expert_ids[k] = expert_of(c_, choice.id);
-            if (is_elastic(args_) && args_.elastic.topk_idx_copy != nullptr) copy_id(batch, k, choice.id);
+            if (is_elastic(args_) && args_.elastic.topk_idx_copy != nullptr)
+                copy_id(op_, batch.first + op_.warp(), k, choice.id);
             own.ranks[k] = rank_of_expert(c_, own.expert_ids[k]);
             if (!c_.expert_major || is_elastic(args_)) own.weights[k] = bits_of(choice.weight);
         });
         ctx_.warp_sync();
-    }
-    CROSSDOCK_DEVICE void copy_id(const Batch& batch, uint32_t k, int64_t id) const {
-        if ((op_.block() & ((1u << c_.log2_blocks_per_token) - 1)) != 0) return;  // another block has the token, too
-        const uint64_t at = uint64_t{batch.first + op_.warp()} * c_.topk + k;
-        if (c_.ids_are_64_bit) {
-            static_cast<int64_t*>(args_.elastic.topk_idx_copy)[at] = id;
-        } else {
-            static_cast<int32_t*>(args_.elastic.topk_idx_copy)[at] = static_cast<int32_t>(id);
-        }
     }
     // Then it finds the slots: counts cover the tokens before the batch; those in earlier stages are counted here.
     CROSSDOCK_DEVICE void make_plans(const Batch& batch) const {
@@ -502,20 +486,7 @@ class DispatchSend {
         }
         if (is_leader(ctx_)) *own.num_targets = num_targets;
         ctx_.warp_sync();
-        if (is_elastic(args_) && c_.expert_major && ctx_.warp_any(has_repeats)) add_up_weights(own);
-    }
-    static constexpr uint32_t kRepeatsShift = 31;  // in a plan's numbers
-    // One warp. The first of several choices of an expert gets the sum of their weights.
-    CROSSDOCK_DEVICE void add_up_weights(const TokenPlan& own) const {
-        for_lanes(ctx_, c_.topk, [&](uint32_t k) {
-            if (own.expert_ids[k] == kDropped || own.numbers[k] >> kRepeatsShift != 0) return;
-            float sum = float_of(own.weights[k]);
-            CROSSDOCK_ROLLED
-            for (uint32_t j = k + 1; j < c_.topk; ++j)
-                sum += own.expert_ids[j] == own.expert_ids[k] ? float_of(own.weights[j]) : 0.0f;
-            own.weights[k] = bits_of(sum);
-        });
-        ctx_.warp_sync();
+        if (is_elastic(args_) && c_.expert_major && ctx_.warp_any(has_repeats)) add_up_weights(op_, own);
     }
     // One warp. Keeps a token's choices, and marks those on other ranks for a later combine; the receive half fills in
     // this rank's own rows. Not needed in rank-major, where ids cannot change between dispatch and combine

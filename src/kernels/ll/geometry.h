@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory layouts of LL: the arena that ranks share, a handle's memory, and a block's shared memory. One description
-// for hosts and kernels. docs/protocol.md draws the arena.
+// The memory layouts of LL: the arena that ranks share, a handle's memory, and how a block's shared memory begins. One
+// description for hosts and kernels. docs/protocol.md draws the arena.
 //
 // Every rank holds one arena of two or three buffers. An operation (dispatch or combine) uses one buffer, the same on
 // every rank:
@@ -63,30 +63,6 @@ struct RowOrigin {
     static constexpr uint32_t kDirectShift = kTokenBits + kTargetBits;
     static constexpr uint32_t kFirstChoiceShift = kDirectShift + kDirectBits;
 };
-
-// What the header of an elastic dispatch's row holds for each choice instead.
-struct ElasticChoice {
-    static constexpr uint32_t kExpertBits = 15;
-    static constexpr uint32_t kNumberBits = 16;
-    static constexpr uint32_t kNoExpert = (1u << kExpertBits) - 1;
-    static constexpr uint32_t kMostExperts = kNoExpert;               // of all ranks
-    static constexpr uint32_t kMostTokens = (1u << kNumberBits) - 1;  // of a rank
-
-    uint32_t expert;  // global id, or kNoExpert
-    uint32_t number;  // among this source's rows for that expert
-    bool repeats;     // an earlier choice of the token has the row
-    uint32_t weight;  // bits
-
-    CROSSDOCK_HOST_DEVICE static constexpr ElasticChoice of(uint64_t payload) {
-        const uint32_t low = static_cast<uint32_t>(payload);
-        return {low & kNoExpert, low >> kExpertBits & kMostTokens, low >> 31 != 0,
-                static_cast<uint32_t>(payload >> 32)};
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t payload() const {
-        return uint64_t{weight} << 32 | (repeats ? 1u << 31 : 0) | number << kExpertBits | expert;
-    }
-};
-static_assert(ElasticChoice::kExpertBits + ElasticChoice::kNumberBits == 31, "the highest bit is `repeats`");
 
 // The numbers that an arena is made for. Handles with fewer choices use the same strides.
 struct LlGeometry {
@@ -307,117 +283,6 @@ struct LlBlockHead {
 
     CROSSDOCK_HOST_DEVICE static constexpr uint64_t bytes(uint32_t num_ranks) {
         return align_up(sizeof(LlBlockHead) + 8 * uint64_t{num_ranks}, 16);
-    }
-};
-
-// The targets of one token's row, in shared memory: the ranks that it goes to, in the order of their first choices.
-struct TokenPlan {
-    std::byte** rows;      // [targets] the slot there; null: the peer is lost, or it is own_target
-    uint32_t* expert_ids;  // [k] or kDropped
-    uint32_t* ranks;       // [k] or kDropped
-    uint32_t* numbers;     // [k] among this source's rows for that expert; expert-major
-    uint32_t* weights;     // [k] bits; rank-major and elastic
-    uint32_t* row_idx;     // [targets] among this source's rows there
-    uint32_t* choices;     // [targets] the rank's first choice
-    uint32_t* num_targets;
-    uint32_t* own_target;  // this rank, if its row stays; else kDropped
-
-    CROSSDOCK_HOST_DEVICE constexpr void lay_out(auto& memory, uint32_t topk) {
-        memory.take(rows, topk);
-        memory.take(expert_ids, topk);
-        memory.take(ranks, topk);
-        memory.take(numbers, topk);
-        memory.take(weights, topk);
-        memory.take(row_idx, topk);
-        memory.take(choices, topk);
-        memory.take(num_targets, 1);
-        memory.take(own_target, 1);
-    }
-};
-
-// The places of a warp's current row, in shared memory.
-struct Placement {
-    uint32_t* rows;     // [topk] indices among all out rows
-    uint32_t* columns;  // [topk] indices among the expert's rows (rank-major: among all), if scales are transposed
-    uint32_t* num;
-    uint32_t* direct;
-
-    CROSSDOCK_HOST_DEVICE constexpr void lay_out(auto& memory, uint32_t topk) {
-        memory.take(rows, topk);
-        memory.take(columns, topk);
-        memory.take(num, 1);
-        memory.take(direct, 1);
-    }
-};
-
-// The rows that warps sum, and their ranks, in shared memory: each warp has topk of each.
-struct SummandLists {
-    int64_t* index;
-    float* weight;
-    uint32_t* ranks;
-
-    CROSSDOCK_HOST_DEVICE constexpr void lay_out(auto& memory, uint32_t summands) {
-        memory.take(index, summands);
-        memory.take(weight, summands);
-        memory.take(ranks, summands);
-    }
-};
-
-// A block's shared memory: one description for the launch and the kernel.
-struct LlDispatchShared {
-    SharedRegion<uint32_t> expert_counts;  // send: [experts] choices counted so far
-    SharedRegion<uint32_t> rank_counts;    // send: [ranks] rows counted so far
-    SharedRegion<uint32_t> first_rows;     // receive: [ranks][local experts]
-    SharedRegion<uint32_t> zones;          // receive: [3][local experts] of elastic dispatches
-    SharedRegion<uint32_t> received;       // receive: [5][ranks + 1]
-    SharedRegion<std::byte> plans;         // send: [stages] TokenPlan
-    SharedRegion<std::byte> placements;    // receive: [warps] Placement
-    SharedRegion<std::byte> stages;        // [stages + receive stages][stage_bytes]
-    uint32_t stage_bytes;
-    uint32_t tail;  // in a stage's data, after a full chunk: scales
-    uint32_t bytes;
-
-    static constexpr LlDispatchShared of(const LlGeometry& arena, const LlWarpLayout& warp_layout, uint32_t topk,
-                                         uint32_t scale_bytes) {
-        LlDispatchShared shared{};
-        shared.tail = warp_layout.chunk_bytes;
-        shared.stage_bytes = static_cast<uint32_t>(
-            align_up(uint64_t{kStageHeadBytes} + warp_layout.chunk_bytes + align_up(scale_bytes, 16), 128));
-        Cursor memory(16, LlBlockHead::bytes(arena.num_ranks));
-        memory.take(shared.expert_counts, arena.num_experts);
-        memory.take(shared.rank_counts, arena.num_ranks);
-        memory.take(shared.first_rows, arena.num_experts);
-        memory.take(shared.zones, uint64_t{3} * arena.experts_per_rank());
-        memory.take(shared.received, uint64_t{5} * (arena.num_ranks + 1));
-        memory.take(shared.plans, warp_layout.num_stages, view_bytes<TokenPlan>(topk));
-        memory.take(shared.placements, warp_layout.warps_per_block, view_bytes<Placement>(topk));
-        memory.align(128);
-        memory.take(shared.stages, warp_layout.num_stages + warp_layout.receive_stages, shared.stage_bytes);
-        shared.bytes = static_cast<uint32_t>(memory.end());
-        return shared;
-    }
-};
-
-struct LlCombineShared {
-    SharedRegion<uint32_t> return_counts;  // [2][ranks + 1], [ranks]
-    SharedRegion<std::byte> summands;      // SummandLists of all warps
-    SharedRegion<uint32_t> gin_ranks;      // [ranks] 1: has tokens of this rank; of groups of several LSA teams
-    SharedRegion<std::byte> stages;
-    uint32_t stage_bytes;
-    uint32_t bytes;
-
-    static constexpr LlCombineShared of(const LlGeometry& arena, const LlWarpLayout& warp_layout, uint32_t topk,
-                                        bool has_several_teams) {
-        LlCombineShared shared{};
-        shared.stage_bytes = static_cast<uint32_t>(align_up(uint64_t{kStageHeadBytes} + warp_layout.chunk_bytes, 128));
-        Cursor memory(16, LlBlockHead::bytes(arena.num_ranks));
-        memory.take(shared.return_counts, uint64_t{3} * (arena.num_ranks + 1));
-        memory.take(shared.summands, 1, view_bytes<SummandLists>(topk * warp_layout.warps_per_block));
-        memory.align(128);
-        memory.take(shared.gin_ranks, has_several_teams ? arena.num_ranks : 0);
-        memory.take(shared.stages, warp_layout.num_stages, shared.stage_bytes);
-        shared.bytes = static_cast<uint32_t>(memory.end());
-        return shared;
     }
 };
 

@@ -5,24 +5,11 @@
 
 #include "kernels/counters.h"
 #include "kernels/ll/dispatch_send.h"
+#include "kernels/ll/elastic_dispatch.h"
 #include "kernels/ll/overlap.h"
 
 namespace crossdock {
 namespace {
-
-// The sources' announced counts, in shared memory.
-struct Announced {
-    uint32_t* rows;          // [ranks]
-    uint32_t* choices;       // [ranks] of experts here; expert-major
-    uint32_t* plain_before;  // [ranks + 1]: plain rows in the buffer of the sources below
-    uint32_t* ll128;         // [ranks]: LL128 rows; then the largest number of them
-    uint32_t* first_rows;    // [ranks][local experts]: where a source's rows of an expert begin; expert-major
-    uint32_t* expert_rows;   // [local experts]; elastic, and where rows are published
-    // Elastic.
-    uint32_t* rows_before;  // [ranks + 1]: rows of the sources below
-    uint32_t* padded_rows;  // [local experts]: rounded up to the alignment
-    uint32_t* zones;        // [local experts]: where an expert's rows begin
-};
 
 // A lane's part of a source's counts: the rows, and the choices of some experts.
 struct CountsOfLane {
@@ -52,15 +39,6 @@ CROSSDOCK_DEVICE_RARE void forget_source(const Ctx& ctx, const auto& c, Announce
     for_lanes(ctx, experts, [&](uint32_t i) { announced.first_rows[source * experts + i] = 0; });
     announced.rows[source] = announced.ll128[source] = announced.choices[source] = 0;
     ctx.warp_sync();
-}
-
-// Elastic. i: among the elements of out_topk_idx.
-CROSSDOCK_DEVICE void store_id(const ElasticDispatchArgs& call, uint64_t i, int32_t id) {
-    if (call.ids_are_64_bit) {
-        static_cast<int64_t*>(call.out_topk_idx)[i] = id;
-    } else {
-        static_cast<int32_t*>(call.out_topk_idx)[i] = id;
-    }
 }
 
 template <typename Op>
@@ -146,7 +124,7 @@ class ReceivedCounts {
                 const uint32_t rows = announced.rows[source];
                 const uint32_t choices = c_.expert_major ? announced.choices[source] : 0;
                 const bool is_ll128 = announced.ll128[source] > 0 || c_.arena.fits_all_in_ll128();
-                const uint32_t first_row = is_elastic(args_) ? tell_rank_end(announced, source) : 0;
+                const uint32_t first_row = is_elastic(args_) ? tell_rank_end(op_, announced, source) : 0;
                 *received_from(c_, source) = {rows, choices, is_ll128 ? 1u : 0u, first_row};
                 if (is_elastic(args_)) continue;
                 if (!c_.expert_major && args_.counters != nullptr) args_.counters[source] = static_cast<int32_t>(rows);
@@ -170,7 +148,7 @@ class ReceivedCounts {
             announced.ll128[num_ranks] = most;
         }
         share.sync(ctx_);
-        if (is_elastic(args_)) return fill_unused_rows(announced, share);
+        if (is_elastic(args_)) return fill_unused_rows(op_, announced, share);
         if (args_.tells_places && share.block == 0 && share.thread(ctx_) == 0) tell_places(args_, announced);
         if (!c_.expert_major) clear_unused_ids(announced, share);
     }
@@ -264,77 +242,8 @@ class ReceivedCounts {
             announced.padded_rows[expert] = static_cast<uint32_t>(align_up(rows, args_.elastic.alignment));
         }
         share.sync(ctx_);
-        if (share.warp(ctx_) == 0) lay_out_zones(announced, experts, tells_experts(share));
+        if (share.warp(ctx_) == 0) lay_out_zones(op_, announced, experts, tells_experts(share));
         share.sync(ctx_);
-    }
-    // One warp.
-    CROSSDOCK_DEVICE void lay_out_zones(const Announced& announced, uint32_t experts, bool tells) const {
-        const ElasticDispatchArgs& call = args_.elastic;
-        uint64_t rows_before = 0;
-        CROSSDOCK_ROLLED
-        for (uint32_t base = 0; base < experts; base += kLanes) {
-            const uint32_t expert = base + op_.lane();
-            const bool is_expert = expert < experts;
-            const uint32_t rows = is_expert ? announced.expert_rows[expert] : 0;
-            const uint32_t padded = is_expert ? announced.padded_rows[expert] : 0;
-            // By halves, whose sums fit into 32 bits.
-            constexpr uint32_t kHalf = 16;
-            const uint32_t halves[2] = {padded % (1u << kHalf), padded >> kHalf};
-            const uint64_t begin =
-                rows_before + ctx_.warp_sum_before(halves[0]) + (uint64_t{ctx_.warp_sum_before(halves[1])} << kHalf);
-            rows_before += ctx_.warp_sum(halves[0]) + (uint64_t{ctx_.warp_sum(halves[1])} << kHalf);
-            if (!is_expert) continue;
-            announced.zones[expert] = static_cast<uint32_t>(begin < call.rows ? begin : call.rows);
-            if (!tells) continue;
-            const uint64_t end = begin + (c_.expert_major ? rows : padded);
-            if (call.expert_counts != nullptr) call.expert_counts[expert] = static_cast<int32_t>(rows);
-            if (call.expert_ends != nullptr)
-                call.expert_ends[expert] = static_cast<int32_t>(end < INT32_MAX ? end : INT32_MAX);
-            if (call.statistics != nullptr) call.statistics[expert] += static_cast<int32_t>(rows);
-            if (c_.expert_major && rows > 0 && end > call.rows) refuse_rows(end, call.rows);
-        }
-        ctx_.warp_sync();
-    }
-    // More rows come than an output has.
-    CROSSDOCK_DEVICE void refuse_rows(uint64_t rows, uint32_t most) const {
-        ctx_.note_unread_slots_allowed();  // first: other warps stop as soon as the group has failed
-        record_overflow(ctx_, c_.scope, c_.rank, static_cast<uint32_t>(rows < UINT32_MAX ? rows : UINT32_MAX), most);
-    }
-
-    // Returns the number of the source's first row.
-    CROSSDOCK_DEVICE uint32_t tell_rank_end(const Announced& announced, uint32_t source) const {
-        uint32_t first_row = 0;
-        CROSSDOCK_ROLLED
-        for (uint32_t other = 0; other < source; ++other) first_row += announced.rows[other];
-        const uint32_t end = first_row + announced.rows[source];
-        const ElasticDispatchArgs& call = args_.elastic;
-        if (call.rank_ends != nullptr) call.rank_ends[source] = static_cast<int32_t>(end);
-        const uint32_t most_sources = call.sources != nullptr ? call.source_rows : end;
-        const uint32_t most = c_.expert_major || most_sources < call.rows ? most_sources : call.rows;
-        if (announced.rows[source] > 0 && end > most) refuse_rows(end, most);
-        return first_row;
-    }
-    // Elastic: ids beyond the last row, and the rows between the experts'.
-    CROSSDOCK_DEVICE void fill_unused_rows(const Announced& announced, const WorkShare& share) const {
-        const ElasticDispatchArgs& call = args_.elastic;
-        if (call.out_topk_idx != nullptr) {
-            const uint64_t step = uint64_t{share.num_blocks} * share.threads();
-            const uint64_t end = uint64_t{call.rows} * c_.topk;
-            uint64_t i = uint64_t{announced.rows_before[c_.arena.num_ranks]} * c_.topk;
-            CROSSDOCK_ROLLED
-            for (i += share.block * share.threads() + share.thread(ctx_); i < end; i += step) store_id(call, i, -1);
-        }
-        CROSSDOCK_ROLLED
-        for (uint32_t expert = 0; call.zero_padding && expert < c_.offsets.experts_per_rank; ++expert) {
-            const uint64_t begin = uint64_t{announced.zones[expert]} + announced.expert_rows[expert];
-            const uint64_t end = uint64_t{announced.zones[expert]} + announced.padded_rows[expert];
-            CROSSDOCK_ROLLED
-            for (uint64_t row = begin + share.first(ctx_); row < end && row < call.rows; row += share.step()) {
-                zero_row(ctx_, args_.out_tokens + row * args_.row_bytes, args_.row_bytes);
-                for_lanes(ctx_, call.num_scales, [&](uint32_t i) { *call.out_scales.at(row, i) = 0; });
-                if (call.out_weights != nullptr && is_leader(ctx_)) call.out_weights[row] = 0.0f;
-            }
-        }
     }
     CROSSDOCK_DEVICE void clear_unused_ids(const Announced& announced, const WorkShare& share) const {
         const uint32_t threads = share.num_blocks * share.threads();

@@ -54,7 +54,6 @@ class HeaderReader {
     template <typename ReadMore>
     CROSSDOCK_DEVICE bool read(const Announced& announced, const ArrivingRow& row, Header header, bool writes,
                                const Placement& placement, ReadMore read_more) const {
-        if (is_elastic(args_)) return read_elastic_header(announced, row, header, writes, placement, read_more);
         const uint32_t slot = slot_of(c_, row.source, row.i);
         RowRecord* record = row_record(c_, row.source, row.i);
         uint32_t num = 0;      // output rows so far
@@ -114,6 +113,16 @@ class HeaderReader {
         placement.rows[0] = at;
         if (args_.transposed_scales) placement.columns[0] = at;
     }
+    // Elastic: the row's number among all received tokens.
+    CROSSDOCK_DEVICE uint32_t number_of(const Announced& announced, const ArrivingRow& row) const {
+        return announced.rows_before[row.source] + row.i;
+    }
+    // Checks a row's origin and the number of a choice.
+    CROSSDOCK_DEVICE bool expect_origin(uint32_t source, const RowOrigin& origin, uint32_t choice) const {
+        return (origin.token_idx < c_.arena.max_tokens && origin.target_idx < c_.arena.cells_per_token &&
+                choice < c_.handle.choices_of_source) ||
+               refuse_origin(ctx_, args_, op_, source, origin, choice);
+    }
 
   private:
     // The output row of a received row's choice of an expert here; -1 past the expert's capacity (only repeated ids can
@@ -127,12 +136,6 @@ class HeaderReader {
                    : -1;
     }
 
-    // Checks a row's origin and the number of a choice.
-    CROSSDOCK_DEVICE bool expect_origin(uint32_t source, const RowOrigin& origin, uint32_t choice) const {
-        return (origin.token_idx < c_.arena.max_tokens && origin.target_idx < c_.arena.cells_per_token &&
-                choice < c_.handle.choices_of_source) ||
-               refuse_origin(ctx_, args_, op_, source, origin, choice);
-    }
     // Records which of them is out of range. Always returns false.
     CROSSDOCK_DEVICE_RARE static bool refuse_origin(const Ctx& ctx, decltype(Op::args) args, Operation operation,
                                                     uint32_t source, RowOrigin origin, uint32_t choice) {
@@ -145,75 +148,6 @@ class HeaderReader {
                expect(PeerNumber::kTarget, c.arena.cells_per_token - 1, origin.target_idx) &&
                expect(PeerNumber::kChoices, c.handle.choices_of_source, uint64_t{choice} + 1);
     }
-    // Elastic: the row's number among all received tokens.
-    CROSSDOCK_DEVICE uint32_t number_of(const Announced& announced, const ArrivingRow& row) const {
-        return announced.rows_before[row.source] + row.i;
-    }
-    // Elastic: the output row of a choice of an expert here; -1 beyond the outputs.
-    CROSSDOCK_DEVICE int32_t elastic_row_of(const Announced& announced, uint32_t source, uint32_t expert,
-                                            uint32_t number) const {
-        const uint64_t row = uint64_t{announced.zones[expert]} +
-                             announced.first_rows[source * c_.offsets.experts_per_rank + expert] + number;
-        return row < args_.elastic.rows ? static_cast<int32_t>(row) : -1;
-    }
-    template <typename ReadMore>
-    CROSSDOCK_DEVICE bool read_elastic_header(const Announced& announced, const ArrivingRow& row, Header header,
-                                              bool writes, const Placement& placement, ReadMore read_more) const {
-        const ElasticDispatchArgs& call = args_.elastic;
-        RowRecord* record = row_record(c_, row.source, row.i);
-        const uint32_t number = number_of(announced, row);
-        const bool has_outputs = writes && !c_.expert_major && number < call.rows;
-        int32_t* source = writes && call.sources != nullptr && number < call.source_rows
-                              ? call.sources + uint64_t{number} * (c_.topk + 2)
-                              : nullptr;
-        uint32_t num = 0;  // output rows so far
-        CROSSDOCK_ROLLED
-        for (uint32_t base = 0; has_choices_from(c_, base); base += kLanes) {
-            const uint32_t k = base + op_.lane();
-            const bool is_choice = k < c_.topk;
-            if (base > 0 && !read_more(base, header)) return false;
-            const RowOrigin origin = RowOrigin::of(header.origin.payload);
-            const ElasticChoice choice = ElasticChoice::of(header.choice.payload);
-            const uint32_t expert = choice.expert - c_.rank * c_.offsets.experts_per_rank;  // among those here
-            const bool is_here = is_choice && expert < c_.offsets.experts_per_rank;
-            if (!ctx_.warp_all(expect_origin(row.source, origin, 0))) return false;
-            if (base == 0 && is_leader(ctx_)) {
-                *placement.direct = 0;
-                if (writes) *record = {origin.token_idx, cell_of(c_, origin.token_idx, origin.target_idx)};
-                if (writes && !c_.expert_major && row.source == c_.rank)
-                    *own_row(c_, origin.token_idx, 0) = static_cast<int32_t>(number);
-                if (source != nullptr) {
-                    source[0] = static_cast<int32_t>(row.source * call.origin_stride + origin.token_idx);
-                    source[1] = static_cast<int32_t>(number);
-                }
-            }
-            int32_t row_idx = -1;
-            if (is_here) row_idx = c_.expert_major ? elastic_row_of(announced, row.source, expert, choice.number) : 0;
-            const bool has_row = row_idx >= 0 && !choice.repeats;
-            if (is_choice && writes)
-                reinterpret_cast<int32_t*>(record + 1)[k] = row_idx >= 0 && !has_row ? -2 - row_idx : row_idx;
-            if (is_choice && source != nullptr) source[2 + k] = c_.expert_major ? row_idx : -1;
-            if (is_choice && has_outputs) {
-                const uint64_t at = uint64_t{number} * c_.topk + k;
-                if (call.out_topk_idx != nullptr) store_id(call, at, is_here ? static_cast<int32_t>(expert) : -1);
-                const bool is_wanted = is_here || !call.own_weights_only;
-                if (call.out_weights != nullptr) call.out_weights[at] = is_wanted ? float_of(choice.weight) : 0.0f;
-            }
-            if (!c_.expert_major) continue;
-            if (has_row && writes && call.out_weights != nullptr) call.out_weights[row_idx] = float_of(choice.weight);
-            const uint32_t at = num + ctx_.warp_count_before(has_row);
-            if (has_row) placement.rows[at] = static_cast<uint32_t>(row_idx);
-            num += ctx_.warp_count(has_row);
-        }
-        if (!c_.expert_major) {
-            place_by_rank(announced, row, placement);
-        } else if (is_leader(ctx_)) {
-            *placement.num = num;
-        }
-        ctx_.warp_sync();
-        return true;
-    }
-
     const Op& op_;
     const Ctx& ctx_;
     decltype(Op::args) args_;
