@@ -77,7 +77,7 @@ LL = {
             "code",
             "3. the row gets its slot: a count of earlier rows",
             ["One row per rank, even for two experts of it."],
-            {"src/kernels/ll/dispatch_send.h": ["count_tokens", "make_plans"]},
+            {"src/kernels/ll/routing_counts.h": ["RoutingCounter"], "src/kernels/ll/token_plans.h": ["TokenPlanner"]},
         ),
         station(
             "source",
@@ -85,8 +85,9 @@ LL = {
             "4. header and row are stored into the peer",
             ["Before the first store: wait for the peer's credit."],
             {
-                "src/kernels/ll/dispatch_send.h": ["send_header", "send_ll128", "send_plain"],
-                "src/kernels/ll/operation.h": ["wait_credit"],
+                "src/kernels/ll/dispatch_send.h": ["send_ll128"],
+                "src/kernels/ll/dispatch_send_plain.h": ["PlainSender"],
+                "src/kernels/ll/waits.h": ["wait_credit"],
             },
         ),
         station(
@@ -110,7 +111,8 @@ LL = {
             "7. it waits for the row and copies it",
             ["It keeps in the handle where the row came from."],
             {
-                "src/kernels/ll/dispatch_receive.h": ["receive_ll128", "receive_plain"],
+                "src/kernels/ll/dispatch_receive.h": ["receive_ll128"],
+                "src/kernels/ll/dispatch_receive_plain.h": ["PlainReceiver"],
                 "src/kernels/wait.h": ["wait_until"],
             },
         ),
@@ -134,7 +136,11 @@ LL = {
             "code",
             "10. rows are listed and stored into the source rank",
             ["Expert-major: one per expert. Rank-major: one per rank."],
-            {"src/kernels/ll/combine_send.h": ["ReturnList", "Ll128Returns", "PlainReturns"]},
+            {
+                "src/kernels/ll/returns.h": ["ReturnList"],
+                "src/kernels/ll/combine_send.h": ["Ll128Returns"],
+                "src/kernels/ll/combine_send_plain.h": ["PlainReturns"],
+            },
         ),
         station(
             "source",

@@ -8,6 +8,7 @@
 #include "kernels/elastic.h"
 #include "kernels/ll/combine_memory.h"
 #include "kernels/ll/dispatch_memory.h"
+#include "kernels/ll/handle_memory.h"
 #include "kernels/ll/outbox.h"
 #include "kernels/ll/recipes.h"
 #include "kernels/ll/steps.h"

@@ -53,25 +53,10 @@ class CombineReceive {
             ctx_.warp_sync();
             ctx_.mark(Step::kCombineSummed);
         }
-        if (is_elastic(args_) && args_.elastic.with_weights) receive_weights(share);
+        if (is_elastic(args_) && args_.elastic.with_weights) CombineWeights<Op>(op_).receive(share);
     }
 
   private:
-    // Elastic: the weights of this rank's tokens.
-    CROSSDOCK_DEVICE void receive_weights(const WorkShare& share) const {
-        CROSSDOCK_ROLLED
-        for (uint32_t token = share.first(ctx_); token < c_.num_tokens; token += share.step()) {
-            for_lanes(ctx_, c_.topk, [&](uint32_t k) {
-                const uint32_t rank = rank_of_expert(c_, expert_id(c_, token, k));
-                uint64_t pair = 0;
-                if (rank != kDropped)
-                    op_.wait_tagged(WaitStep::kWeights, rank, op_.weights(c_.rank, rank, token) + k / 2, pair);
-                args_.elastic.out_weights[uint64_t{token} * c_.topk + k] =
-                    float_of(static_cast<uint32_t>(pair >> (32 * (k % 2))));
-            });
-        }
-        ctx_.warp_sync();
-    }
     // A warp finds once for all its tokens which of the first ranks have entered with the same terms: one bit per rank,
     // this rank's always set.
     static constexpr uint32_t kRanksSeenAtOnce = 64;
@@ -211,92 +196,111 @@ class CombineReceive {
             count_rows(ctx_, c_.reach, c_.rank, 1, args_.row_bytes);
         }
     }
+    // Some rows of a token in some groups of lines, which a warp awaits together: bit g * kRows + r is group g of row
+    // r. All of it must stay in registers: that decides how fast a combine is.
+    struct Tile {
+        static constexpr uint32_t kRows = std::remove_cvref_t<decltype(Op::args)>::kRowsAtOnce;
+        static constexpr uint32_t kGroups = 8 / kRows;
+        static constexpr uint32_t kBitOfEachGroup = kGroups > 1 ? 1u << kRows | 1 : 1;
+        static_assert(kGroups <= 2, "a bit of each");
+
+        uint32_t base;         // the first row, among the token's summands
+        uint32_t first_group;  // of its row
+        uint32_t expected;
+        Ll128Wait<kRows * kGroups> wait;
+        // Where the rows are. If own rows stay, each poll computes their addresses again from places in units of 16
+        // bytes: pointers would push sums out of registers.
+        uint32_t places[kRows];
+        const std::byte* lines[kRows];
+
+        CROSSDOCK_DEVICE uint32_t row_of(uint32_t bit) const { return base + bit % kRows; }
+        CROSSDOCK_DEVICE uint32_t group_of(uint32_t bit) const { return first_group + bit / kRows; }
+        CROSSDOCK_DEVICE bool is_own(uint32_t bit) const { return (wait.plain >> bit & 1) != 0; }
+    };
     // Sums a run of groups. Returns false if not all rows have arrived.
     CROSSDOCK_DEVICE bool sum_ll128_run(uint32_t num, const Ll128Row& shape, const Ll128Run& run,
                                         std::byte* out) const {
-        constexpr uint32_t kRowsAtOnce = std::remove_cvref_t<decltype(args_)>::kRowsAtOnce;
-        constexpr uint32_t kGroupsAtOnce = 8 / kRowsAtOnce;
-        constexpr uint32_t kBitOfEachGroup = kGroupsAtOnce > 1 ? 1u << kRowsAtOnce | 1 : 1;
-        static_assert(kGroupsAtOnce <= 2, "a bit of each");
         const std::byte* cells = op_.row(c_.rank, 0);
-        // If own rows stay, each poll computes the rows' addresses again from places in units of 16 bytes: pointers
-        // would push sums out of registers.
-        const auto place_of = [&](int64_t summand) {
-            return summand < 0 ? static_cast<uint32_t>(-1 - summand) * (args_.row_bytes / 16)
-                               : static_cast<uint32_t>(summand) * (c_.offsets.row_stride / 16);
-        };
         bool has_all = true;
         CROSSDOCK_ROLLED
-        for (uint32_t first = run.begin; first < run.end; first += kGroupsAtOnce) {
-            const uint32_t groups = run.end - first < kGroupsAtOnce ? run.end - first : kGroupsAtOnce;
-            Ll128Sums<kDType> sums[kGroupsAtOnce];
+        for (uint32_t first = run.begin; first < run.end; first += Tile::kGroups) {
+            const uint32_t groups = run.end - first < Tile::kGroups ? run.end - first : Tile::kGroups;
+            Ll128Sums<kDType> sums[Tile::kGroups];
             if (is_elastic(args_)) {
                 CROSSDOCK_UNROLL
-                for (uint32_t g = 0; g < kGroupsAtOnce; ++g) add_biases(sums[g], shape, first + g, out);
+                for (uint32_t g = 0; g < Tile::kGroups; ++g) add_biases(sums[g], shape, first + g, out);
             }
             CROSSDOCK_ROLLED
-            for (uint32_t base = 0; base < num; base += kRowsAtOnce) {
-                const uint32_t rows = num - base < kRowsAtOnce ? num - base : kRowsAtOnce;
-                // Bit g * kRowsAtOnce + r: group g of row r.
-                const uint32_t expected = ((1u << rows) - 1) * (groups > 1 ? kBitOfEachGroup : 1);
-                Ll128Wait<kRowsAtOnce * kGroupsAtOnce> wait;
-                wait.missing = expected;
-                uint32_t places[kRowsAtOnce];
-                const std::byte* lines[kRowsAtOnce];
-                CROSSDOCK_UNROLL
-                for (uint32_t r = 0; r < kRowsAtOnce; ++r) {
-                    const int64_t summand = summands_.index[base + (r < rows ? r : 0)];
-                    if (args_.own_rows_stay) {
-                        places[r] = place_of(summand);
-                        if (summand < 0) wait.plain |= kBitOfEachGroup << r;
-                    } else {
-                        lines[r] = cells + shape.offset_in_lines(first) +
-                                   static_cast<uint64_t>(static_cast<uint32_t>(summand)) * c_.offsets.row_stride;
-                    }
-                }
-                const bool came = wait_as_warp(
-                    ctx_, c_.scope, op_, WaitStep::kRow,
-                    [&] {
-                        wait.look(
-                            ctx_, shape, op_.epoch,
-                            [&](uint32_t i, Ll128Group& group) {
-                                const uint32_t r = i % kRowsAtOnce;
-                                const uint32_t g = i / kRowsAtOnce;
-                                const bool is_own = (wait.plain >> i & 1) != 0;
-                                if (args_.own_rows_stay) {
-                                    const std::byte* data = is_own ? args_.tokens : cells;
-                                    data += uint64_t{ctx_.found_anew(places[r])} * 16;
-                                    group.load_either(ctx_, shape, first + g, data, is_own);
-                                } else {
-                                    group.load(ctx_, shape, first + g, lines[r] + g * Ll128Row::kGroupBytes);
-                                }
-                            },
-                            [&](uint32_t i) { return first + i / kRowsAtOnce; });
-                        return wait.missing == 0 ? kNoRank : summands_.ranks[base + wait.first_missing() % kRowsAtOnce];
-                    },
-                    [&] {
-                        const uint32_t i = wait.first_missing();
-                        const uint32_t cell = static_cast<uint32_t>(summands_.index[base + i % kRowsAtOnce]);
-                        return epoch_in_ll128(ctx_, op_.row(c_.rank, cell), first + i / kRowsAtOnce);
-                    });
+            for (uint32_t base = 0; base < num; base += Tile::kRows) {
+                const uint32_t rows = num - base < Tile::kRows ? num - base : Tile::kRows;
+                Tile tile;
+                tile.base = base;
+                tile.first_group = first;
+                tile.expected = ((1u << rows) - 1) * (groups > 1 ? Tile::kBitOfEachGroup : 1);
+                locate(tile, rows, shape, cells);
+                const bool came = wait_for(tile, shape, cells);
                 has_all = has_all && came;
-                static_assert(kCellRow == 0, "other tags are unusual ones");
-                const uint32_t present = expected & ~wait.missing & ~ctx_.warp_or(wait.unusual);
-                CROSSDOCK_UNROLL
-                for (uint32_t i = 0; i < kRowsAtOnce * kGroupsAtOnce; ++i) {
-                    if ((present >> i & 1) == 0) continue;
-                    const bool is_own = (wait.plain >> i & 1) != 0;
-                    sums[i / kRowsAtOnce].add(
-                        is_own ? wait.groups[i].aligned(ctx_, shape, first + i / kRowsAtOnce) : wait.groups[i],
-                        summands_.weight[base + i % kRowsAtOnce]);
-                }
+                add(tile, shape, sums);
             }
             CROSSDOCK_UNROLL
-            for (uint32_t g = 0; g < kGroupsAtOnce; ++g) {
+            for (uint32_t g = 0; g < Tile::kGroups; ++g) {
                 if (g < groups) sums[g].rounded().write(shape, first + g, args_.row_bytes, out);
             }
         }
         return has_all;
+    }
+    CROSSDOCK_DEVICE void locate(Tile& tile, uint32_t rows, const Ll128Row& shape, const std::byte* cells) const {
+        tile.wait.missing = tile.expected;
+        CROSSDOCK_UNROLL
+        for (uint32_t r = 0; r < Tile::kRows; ++r) {
+            const int64_t summand = summands_.index[tile.base + (r < rows ? r : 0)];
+            if (!args_.own_rows_stay) {
+                tile.lines[r] = cells + shape.offset_in_lines(tile.first_group) +
+                                static_cast<uint64_t>(static_cast<uint32_t>(summand)) * c_.offsets.row_stride;
+            } else if (summand < 0) {
+                tile.places[r] = static_cast<uint32_t>(-1 - summand) * (args_.row_bytes / 16);
+                tile.wait.plain |= Tile::kBitOfEachGroup << r;
+            } else {
+                tile.places[r] = static_cast<uint32_t>(summand) * (c_.offsets.row_stride / 16);
+            }
+        }
+    }
+    // Returns false if not all rows have arrived.
+    CROSSDOCK_DEVICE bool wait_for(Tile& tile, const Ll128Row& shape, const std::byte* cells) const {
+        const auto load = [&](uint32_t bit, Ll128Group& group) {
+            const uint32_t r = bit % Tile::kRows;
+            if (args_.own_rows_stay) {
+                const bool is_own = tile.is_own(bit);
+                const std::byte* data = is_own ? args_.tokens : cells;
+                data += uint64_t{ctx_.found_anew(tile.places[r])} * 16;
+                group.load_either(ctx_, shape, tile.group_of(bit), data, is_own);
+            } else {
+                group.load(ctx_, shape, tile.group_of(bit), tile.lines[r] + bit / Tile::kRows * Ll128Row::kGroupBytes);
+            }
+        };
+        return wait_as_warp(
+            ctx_, c_.scope, op_, WaitStep::kRow,
+            [&] {
+                tile.wait.look(ctx_, shape, op_.epoch, load, [&](uint32_t bit) { return tile.group_of(bit); });
+                return tile.wait.missing == 0 ? kNoRank : summands_.ranks[tile.row_of(tile.wait.first_missing())];
+            },
+            [&] {
+                const uint32_t bit = tile.wait.first_missing();
+                const uint32_t cell = static_cast<uint32_t>(summands_.index[tile.row_of(bit)]);
+                return epoch_in_ll128(ctx_, op_.row(c_.rank, cell), tile.group_of(bit));
+            });
+    }
+    // Adds what has arrived.
+    CROSSDOCK_DEVICE void add(const Tile& tile, const Ll128Row& shape, Ll128Sums<kDType>* sums) const {
+        static_assert(kCellRow == 0, "other tags are unusual ones");
+        const uint32_t present = tile.expected & ~tile.wait.missing & ~ctx_.warp_or(tile.wait.unusual);
+        CROSSDOCK_UNROLL
+        for (uint32_t bit = 0; bit < Tile::kRows * Tile::kGroups; ++bit) {
+            if ((present >> bit & 1) == 0) continue;
+            const Ll128Group& group = tile.wait.groups[bit];
+            sums[bit / Tile::kRows].add(tile.is_own(bit) ? group.aligned(ctx_, shape, tile.group_of(bit)) : group,
+                                        summands_.weight[tile.row_of(bit)]);
+        }
     }
 
     // The token's bias, if there is one. out: its sum.

@@ -75,5 +75,15 @@ CROSSDOCK_DEVICE bool read_elastic_header(const Op& op, const HeaderReader<Op>& 
     return true;
 }
 
+// As HeaderReader::read, of either kind of dispatch.
+template <typename Op, typename ReadMore>
+CROSSDOCK_DEVICE bool read_header(const Op& op, const HeaderReader<Op>& headers, const Announced& announced,
+                                  const ArrivingRow& row, const Header& header, bool writes, const Placement& placement,
+                                  ReadMore read_more) {
+    if (is_elastic(op.args))
+        return read_elastic_header(op, headers, announced, row, header, writes, placement, read_more);
+    return headers.read(announced, row, header, writes, placement, read_more);
+}
+
 }  // namespace
 }  // namespace crossdock

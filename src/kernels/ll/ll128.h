@@ -13,7 +13,7 @@
 #pragma once
 
 #include "device/sum_rows.h"
-#include "kernels/ll/operation.h"
+#include "kernels/ll/peers.h"
 
 namespace crossdock {
 

@@ -41,6 +41,11 @@ CROSSDOCK_DEVICE_RARE void forget_source(const Ctx& ctx, const auto& c, Announce
     ctx.warp_sync();
 }
 
+// Rows of each zone whose blocks are published (kernels/ll/overlap.h).
+CROSSDOCK_DEVICE const uint32_t* rows_of_zones(const auto& c, const Announced& announced) {
+    return c.expert_major ? announced.expert_rows : announced.rows;
+}
+
 template <typename Op>
 class ReceivedCounts {
   public:
@@ -139,7 +144,7 @@ class ReceivedCounts {
             for (uint32_t source = 0; source < num_ranks; ++source) {
                 const uint32_t ll128 = announced.ll128[source];
                 const uint32_t in_buffer =
-                    send_.own_rows_stay() && source == c_.rank ? 0 : announced.rows[source] - ll128;
+                    send_.planner().own_rows_stay() && source == c_.rank ? 0 : announced.rows[source] - ll128;
                 announced.plain_before[source + 1] = announced.plain_before[source] + in_buffer;
                 if (is_elastic(args_))
                     announced.rows_before[source + 1] = announced.rows_before[source] + announced.rows[source];

@@ -19,6 +19,11 @@ struct Header {
     TaggedWord choice{};
 };
 
+CROSSDOCK_DEVICE Placement placement_of_warp(const auto& op) {
+    std::byte* placements = op.args.shared.placements.in(op.ctx.shared_memory());
+    return view_of<Placement>(placements + view_bytes<Placement>(op.c.topk) * op.warp(), op.c.topk);
+}
+
 template <typename Op>
 class HeaderReader {
   public:

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// Combine, send half: which rows return, what they are made of, and where they are stored.
+#pragma once
+
+#include "device/sum_rows.h"
+#include "kernels/ll/gin_peers.h"
+#include "kernels/ll/ll128.h"
+#include "kernels/ll/overlap.h"
+
+namespace crossdock {
+
+// Next to the epoch in a cell's flag, or in its lines' tags.
+enum CellContent : uint64_t { kCellRow = 0, kCellNothing = 1 };  // nothing: the choice had no room at its expert
+static_assert(kCellNothing < 1 << kLl128ContentBits, "a line's tag holds it");
+
+namespace {
+
+CROSSDOCK_DEVICE SummandLists summands_of_warp(const Ctx& ctx, const auto& args) {
+    const uint32_t topk = args.common.topk;
+    const uint32_t first = ctx.warp_idx() * topk;
+    const uint32_t summands = topk * args.common.warp_layout.warps_per_block;
+    const auto all = view_of<SummandLists>(args.shared.summands.in(ctx.shared_memory()), summands);
+    return {all.index + first, all.weight + first, all.ranks + first};
+}
+
+// Whether one row per choice returns; otherwise one per rank.
+CROSSDOCK_DEVICE bool has_row_per_choice(const auto& args) {
+    return args.common.expert_major && args.wire != LlCombineWire::kSums;
+}
+// Whether the kernel computes rows before it sends them.
+CROSSDOCK_DEVICE bool has_computed_rows(const auto& args) { return args.wire != LlCombineWire::kRows; }
+// Quantised rows are never LL128 rows: the receiver reads them in another order than they arrive.
+CROSSDOCK_DEVICE bool allows_ll128(const auto& args) { return !is_quantised(args.wire); }
+
+// The rows of one form that return, numbered token by token: row i is the (i / sources)-th of the source 1 + i %
+// sources after this rank, which itself comes last if at all. So ranks do not all begin with the same source, and all
+// ranks send the rows of a token at about the same time.
+template <typename Op>
+class ReturnList {
+  public:
+    CROSSDOCK_DEVICE ReturnList(const Op& op, bool is_ll128)
+        : args_(op.args),
+          num_ranks_(op.c.arena.num_ranks),
+          num_sources_(num_ranks_ - (op.args.own_rows_stay ? 1 : 0)),
+          counts_(counts_of(op, is_ll128)),
+          first_rows_(first_rows_of(op)) {}
+
+    // One warp; followed by a block barrier.
+    CROSSDOCK_DEVICE static void count(const Op& op) {
+        uint32_t* const counts[2] = {counts_of(op, false), counts_of(op, true)};
+        const uint32_t num_ranks = op.c.arena.num_ranks;
+        uint32_t largest[2] = {0, 0};
+        for_lanes(op.ctx, num_ranks, [&](uint32_t i) {
+            const LlReceived received = *received_from(op.c, i);
+            uint32_t rows = has_row_per_choice(op.args) ? received.choices : received.rows;
+            if (i == op.c.rank && op.args.own_rows_stay) rows = 0;
+            const bool is_ll128 = received.returns_as_ll128 != 0 && allows_ll128(op.args);
+            counts[0][i] = is_ll128 ? 0 : rows;
+            counts[1][i] = is_ll128 ? rows : 0;
+            if (is_elastic(op.args)) first_rows_of(op)[i] = received.first_row;
+            largest[0] = !is_ll128 && rows > largest[0] ? rows : largest[0];
+            largest[1] = is_ll128 && rows > largest[1] ? rows : largest[1];
+        });
+        counts[0][num_ranks] = op.ctx.warp_max(largest[0]);
+        counts[1][num_ranks] = op.ctx.warp_max(largest[1]);
+    }
+
+    CROSSDOCK_DEVICE uint32_t size() const { return counts_[num_ranks_] * num_sources_; }
+
+    // Returns false if there is no such row because its source has fewer rows than others, or if the handle's record is
+    // invalid. The cell is checked later (has_cell), so that the row's load can already be issued.
+    CROSSDOCK_DEVICE bool find(uint32_t i, Return& row) const {
+        const auto& c = args_.common;
+        const uint32_t number = i / num_sources_;
+        const uint32_t source = c.rank + 1 + i - number * num_sources_;
+        row.source = source < num_ranks_ ? source : source - num_ranks_;
+        row.i = number;
+        if (number >= counts_[row.source]) return false;
+        if (!has_row_per_choice(args_)) {
+            row.row_idx = static_cast<int64_t>(is_elastic(args_) ? first_rows_[row.source] + row.i
+                                                                 : slot_of(c, row.source, row.i));
+            row.cell = row_record(c, row.source, row.i)->cell;
+            return !is_elastic(args_) || c.expert_major || row.row_idx < num_rows_here(args_);
+        }
+        const LlChoice choice = *choice_of(c, row.source, row.i);
+        row.row_idx = choice.row_idx;
+        row.cell = choice.cell;
+        return row.row_idx < num_rows_here(args_);
+    }
+    CROSSDOCK_DEVICE bool has_cell(const Return& row) const { return row.cell < args_.common.offsets.num_cells; }
+
+  private:
+    // u32 [ranks + 1] in shared memory: the sources' rows, and the largest of them.
+    CROSSDOCK_DEVICE static uint32_t* counts_of(const Op& op, bool is_ll128) {
+        return op.args.shared.return_counts.in(op.ctx.shared_memory()) + (is_ll128 ? op.c.arena.num_ranks + 1 : 0);
+    }
+    // u32 [ranks] behind them. Elastic: the number of a source's first row.
+    CROSSDOCK_DEVICE static uint32_t* first_rows_of(const Op& op) {
+        return op.args.shared.return_counts.in(op.ctx.shared_memory()) + 2 * (op.c.arena.num_ranks + 1);
+    }
+
+    decltype(Op::args) args_;
+    uint32_t num_ranks_;
+    uint32_t num_sources_;
+    uint32_t* counts_;
+    uint32_t* first_rows_;
+};
+
+CROSSDOCK_DEVICE void note_cell_written(const auto& op, const Return& row) {
+    op.note_written(row.source, row.cell);
+    if (row.row_idx >= 0) count_rows(op.ctx, op.c.reach, row.source, 1, op.args.wire_bytes);
+}
+
+// Raises the flag of an LSA peer's cell whose row has been stored, or that stays empty.
+CROSSDOCK_DEVICE void flag_cell(const auto& op, const Return& row, CellContent content) {
+    op.ctx.store_landed_system(op.flag(row.source, row.cell), pack_word(op.epoch, content));
+}
+CROSSDOCK_DEVICE void leave_empty(const auto& op, const Return& row) {
+    if (!op.is_gin_peer(row.source)) return flag_cell(op, row, kCellNothing);
+    put_value(op.ctx, op.c.reach, row.source, op.flag_offset(row.cell), pack_word(op.epoch, kCellNothing));
+}
+
+// Where a plain row is stored: in its cell, or for a GIN peer in a row of the outbox, from which it is put. Every stage
+// of the grid has some rows of the outbox, which it uses in turn.
+class CellTarget {
+  public:
+    // turn: the number of this stage's rows that have used the outbox before.
+    CROSSDOCK_DEVICE CellTarget(const auto& op, const Return& row, uint32_t stage_of_block, uint32_t turn) {
+        if (op.is_gin_peer(row.source)) outbox_ = take_outbox_row(op, stage_of_block, turn);
+        memory_ = op.is_gin_peer(row.source) ? in_outbox(op.c, outbox_) : op.row(row.source, row.cell);
+    }
+    CROSSDOCK_DEVICE std::byte* memory() const { return memory_; }
+    // By the thread whose stores have landed. A GIN peer gets one signal after all rows.
+    CROSSDOCK_DEVICE void finish(const auto& op, const Return& row, uint32_t bytes) const {
+        if (!op.is_gin_peer(row.source)) return flag_cell(op, row, kCellRow);
+        op.ctx.fence_landed();
+        put(op.ctx, op.c.reach, row.source, op.row_offset(row.cell), outbox_, bytes);
+    }
+
+  private:
+    CROSSDOCK_DEVICE static uint64_t take_outbox_row(const auto& op, uint32_t stage_of_block, uint32_t turn) {
+        const auto& c = op.c;
+        const uint32_t stages = c.warp_layout.num_stages * op.blocks();
+        const uint32_t rows_of_stage = c.outbox.num_rows / stages;
+        const uint32_t stage = op.block() * c.warp_layout.num_stages + stage_of_block;
+        if (turn >= rows_of_stage) flush_network(c.reach.network);
+        return outbox_row(c, turn % rows_of_stage * stages + stage);
+    }
+
+    std::byte* memory_;
+    uint64_t outbox_ = 0;
+};
+
+// One warp. Looks up what a row's sum on this rank needs. Without its weight, a row is not summed.
+CROSSDOCK_DEVICE void list_summands(const auto& op, const Return& row, const SummandLists& summands) {
+    const RowRecord* record = row_record(op.c, row.source, row.i);
+    const int32_t* rows = reinterpret_cast<const int32_t*>(record + 1);
+    if (is_elastic(op.args)) {
+        for_lanes(op.ctx, op.c.topk, [&](uint32_t k) {
+            summands.index[k] = static_cast<uint32_t>(rows[k]) < num_rows_here(op.args) ? rows[k] : -1;
+            summands.weight[k] = 1.0f;
+        });
+        return op.ctx.warp_sync();
+    }
+    const bool may_come =
+        !op.is_gin_peer(row.source) || wait_gin_as_warp(op, WaitStep::kWeights, Signal::kWeights, row.source);
+    const TaggedWord* weights = op.weights(op.c.rank, row.source, record->token_idx);
+    for_lanes(op.ctx, op.c.topk, [&](uint32_t k) {
+        uint64_t pair = 0;
+        const bool came = may_come && op.wait_tagged(WaitStep::kWeights, row.source, weights + k / 2, pair);
+        summands.index[k] = came ? rows[k] : -1;
+        summands.weight[k] = float_of(static_cast<uint32_t>(pair >> (32 * (k % 2))));
+    });
+    op.ctx.warp_sync();
+}
+
+// The same without gaps. Returns their number.
+CROSSDOCK_DEVICE uint32_t list_present_summands(const auto& op, const Return& row, const SummandLists& summands) {
+    list_summands(op, row, summands);
+    const Ctx& ctx = op.ctx;
+    uint32_t num = 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t base = 0; has_choices_from(op.c, base); base += kLanes) {
+        const uint32_t k = base + ctx.lane();
+        const int64_t index = k < op.c.topk ? summands.index[k] : -1;
+        const float weight = k < op.c.topk ? summands.weight[k] : 0.0f;
+        ctx.warp_sync();
+        const uint32_t at = num + ctx.warp_count_before(index >= 0);
+        if (index >= 0) {
+            summands.index[at] = index;
+            summands.weight[at] = weight;
+        }
+        num += ctx.warp_count(index >= 0);
+        ctx.warp_sync();
+    }
+    return num;
+}
+
+}  // namespace
+}  // namespace crossdock
