@@ -6,7 +6,7 @@
 
 #include "core/group_config.h"
 #include "crossdock.h"
-#include "device/wait.h"
+#include "device/wait_records.h"
 #include "kernels/agreement.h"
 
 namespace crossdock {

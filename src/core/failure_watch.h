@@ -6,7 +6,7 @@
 #include <functional>
 #include <memory>
 
-#include "device/wait.h"
+#include "device/wait_records.h"
 
 namespace crossdock {
 

@@ -15,7 +15,7 @@
 #include "core/ll/arena.h"
 #include "core/memory.h"
 #include "crossdock.h"
-#include "device/wait.h"
+#include "device/wait_records.h"
 #include "fabric/communicator.h"
 #include "kernels/mask_exchange.h"
 

@@ -2,7 +2,7 @@
 // What LL ranks tell each other when they enter an operation. Other modes have no entries: WaitScope::entries is null.
 #pragma once
 
-#include "device/wait.h"
+#include "device/wait_records.h"
 #include "kernels/agreement.h"
 #include "kernels/peer_numbers.h"
 

@@ -2,7 +2,7 @@
 // The numbers of peers that kernels check before they use them, for PeerFault::number.
 #pragma once
 
-#include "device/wait.h"
+#include "device/wait_records.h"
 
 namespace crossdock {
 

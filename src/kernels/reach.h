@@ -5,7 +5,7 @@
 
 #include "device/layout.h"
 #include "device/network_handle.h"
-#include "device/wait.h"
+#include "device/wait_records.h"
 
 namespace crossdock {
 

@@ -2,7 +2,7 @@
 // The operations of all modes and what they wait for, with their names in messages.
 #pragma once
 
-#include "device/wait.h"
+#include "device/wait_records.h"
 
 namespace crossdock {
 

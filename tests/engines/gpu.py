@@ -395,7 +395,8 @@ def reason_to_skip(root: Path, part: Part, options: argparse.Namespace) -> str:
     needs_package = part.program.startswith(("deep_ep", "gpu_megatron_gpt"))
     if needs_package and not list((root / "work" / "site" / "crossdock").glob("_core*.so")):
         return "the folder was packed without --package"
-    return ""
+    absent = next((Path(word).name for word in part.arguments if not Path(word).exists()), "")
+    return f"the folder has no {absent}: pack it without --only, and copy all of it" if absent else ""
 
 
 def run(options: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "device/peer_map.h"
-#include "device/wait.h"
+#include "device/wait_records.h"
 #include "kernels/agreement.h"
 #include "kernels/elastic.h"
 #include "kernels/ht/outbox.h"
