@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "kernels/ll/geometry.h"
+#include "kernels/ll/handle_memory.h"
 
 using crossdock::LlArenaLayout;
 using crossdock::LlGeometry;

@@ -63,7 +63,8 @@ constexpr Peers kPeers = Peers::kLsa;
 constexpr bool kHasGinPeers = kPeers == Peers::kLsaAndGin;
 
 // Kernels that know some arguments at compile time are the general kernel's source with constants. Sanitizer builds
-// compile only the general kernel, and so do users' builds for CPUs: the others would take most of the build time.
+// compile only the general kernel, and so do users' builds, of the kernels for CPUs: the others would take most of the
+// build time.
 #if defined(CROSSDOCK_GENERAL_KERNELS)
 constexpr bool kHasKnownKernels = false;
 #else

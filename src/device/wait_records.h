@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waits for words that other ranks write: the polling loop, and the records that a wait leaves if it times out: which
-// rank waited for which, in which operation and step, what was expected and what was seen. Then the peer is masked, or
-// the group fails. Kernels wait by kernels/wait.h and kernels/ht/waits.h, which have no other loops but wait_as_warp's.
+// The records that a wait for another rank leaves if it times out: which rank waited for which, in which operation and
+// step, what was expected and what was seen. Then the peer is masked, or the group fails.
 #pragma once
 
 #include "device/context.h"
@@ -209,22 +208,6 @@ CROSSDOCK_DEVICE_RARE void record_overflow(const Ctx& ctx, const WaitScope& scop
 // is masked by itself.
 CROSSDOCK_DEVICE uint32_t lost_peer(const WaitScope& scope, uint32_t peer, uint32_t named) {
     return named == kNoRank || scope.masking != 0 ? peer : named;
-}
-
-// Polls load() until ready(value). One lane. Calls may_go_on(value) after some failed polls, and returns false if that
-// does.
-template <typename Load, typename Ready, typename MayGoOn>
-CROSSDOCK_DEVICE bool poll_until(const Ctx&, Load load, Ready ready, MayGoOn may_go_on) {
-    CROSSDOCK_ROLLED
-    for (;;) {
-        uint64_t seen = 0;
-        CROSSDOCK_ROLLED
-        for (int poll = 0; poll < Ctx::kPollsPerClockRead; ++poll) {
-            seen = load();
-            if (ready(seen)) return true;
-        }
-        if (!may_go_on(seen)) return false;
-    }
 }
 
 }  // namespace

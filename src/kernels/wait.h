@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bounded waits of LL, A2SGD and mask cleans (HT: kernels/ht/waits.h). nccl_ep.h says how long they last at most. A
-// wait that times out leaves a record for the host (device/wait_records.h); then the peer is masked, or the group fails.
+// wait that times out leaves a record for the host (device/wait_records.h); then the peer is masked, or the group
+// fails.
 #pragma once
 
+#include "device/poll.h"
 #include "device/wait_records.h"
 #include "kernels/entry.h"
 #include "kernels/wait_steps.h"

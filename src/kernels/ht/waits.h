@@ -4,6 +4,7 @@
 // the timeout. A rank whose group fails sends its peers a failure report, and they fail at once and name the same rank.
 #pragma once
 
+#include "device/poll.h"
 #include "kernels/ht/arguments.h"
 #include "kernels/peer_numbers.h"
 #include "kernels/remote.h"

@@ -2,6 +2,7 @@
 // A combine's shared memory: one description for the launch and the kernel.
 #pragma once
 
+#include "device/row_stage.h"
 #include "kernels/ll/geometry.h"
 
 namespace crossdock {

@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "device/sum_rows.h"
 #include "kernels/ll/combine_send.h"
 
 namespace crossdock {

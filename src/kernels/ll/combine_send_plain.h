@@ -2,6 +2,7 @@
 // Combine, send half: plain rows, unchanged or computed here.
 #pragma once
 
+#include "device/sum_rows.h"
 #include "kernels/ll/returns.h"
 
 namespace crossdock {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/ll/gin_peers.h"
+#include "kernels/ll/operation.h"
 
 namespace crossdock {
 namespace {
@@ -101,7 +102,7 @@ class CombineWeights {
             ctx_.store_tagged(words + i, uint64_t{upper} << 32 | bits_of(weights[2 * i]), pack_word(op_.epoch, 0));
         });
     }
-    // The bits of choice k's, 0 if its expert is not here. number: of the row among all received ones.
+    // The bits of choice k's weight, 0 if its expert is not here. number: of the row among all received ones.
     CROSSDOCK_DEVICE uint32_t returned_weight(uint32_t number, const int32_t* places, uint32_t k) const {
         if (k >= c_.topk || places[k] == -1) return 0;
         const uint32_t row =

@@ -4,6 +4,8 @@
 #pragma once
 
 #include "kernels/ll/dispatch_receive_plain.h"
+#include "kernels/ll/overlap.h"
+#include "kernels/ll/received_counts.h"
 
 namespace crossdock {
 namespace {
@@ -83,9 +85,9 @@ class DispatchReceive {
         for (uint32_t zone = share.thread(ctx_); zone < c_.overlap.zones; zone += share.threads())
             publisher_.publish_count(zone, rows_of_zones(c_, announced)[zone]);
     }
+
     // LL128 rows, of the sources in turn. Consecutive runs are in different blocks, so that all blocks finish together
     // even with few rows.
-
     CROSSDOCK_DEVICE RowsRead receive_ll128_rows(const Announced& announced, const WorkShare& share) const {
         RowsRead rows;
         const Placement placement = placement_of_warp(op_);

@@ -2,9 +2,9 @@
 // Dispatch, receive half: plain rows, and this rank's own rows that have stayed in its stages.
 #pragma once
 
-#include "device/row_copy.h"
 #include "kernels/ll/elastic_header.h"
 #include "kernels/ll/overlap.h"
+#include "kernels/ll/received_counts.h"
 #include "kernels/ll/row_scales.h"
 
 namespace crossdock {

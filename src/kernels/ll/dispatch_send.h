@@ -3,6 +3,7 @@
 // slots there. A slot's number is a count over the source's own earlier tokens, so every block computes it alone.
 #pragma once
 
+#include "device/fp8.h"
 #include "kernels/ll/dispatch_send_plain.h"
 #include "kernels/ll/row_scales.h"
 

@@ -2,15 +2,11 @@
 // Dispatch, send half: plain rows, which their flags follow, and rows for GIN peers.
 #pragma once
 
+#include "kernels/ll/row_scales.h"
 #include "kernels/ll/token_plans.h"
 
 namespace crossdock {
 namespace {
-
-// A row followed by its scales.
-CROSSDOCK_DEVICE uint32_t bytes_with_scales(const auto& args) {
-    return args.row_bytes + static_cast<uint32_t>(align_up(args.scale_bytes, 16));
-}
 
 template <typename Op>
 class PlainSender {
@@ -98,7 +94,6 @@ class PlainSender {
         return allows && Entry::parts(entry) == args_.direct ? args_.direct : 0;
     }
     CROSSDOCK_DEVICE bool has_scales(const Batch& batch) const { return batch.is_last_chunk && args_.scale_bytes > 0; }
-    CROSSDOCK_DEVICE uint32_t scale_area() const { return static_cast<uint32_t>(align_up(args_.scale_bytes, 16)); }
 
     // One thread, in turn.
     CROSSDOCK_DEVICE void store_chunk(const Batch& batch, const SendTask& task) const {
@@ -108,7 +103,8 @@ class PlainSender {
             from.store(ctx_, args_.token_windows.at(task.peer, uint64_t{task.slot} * args_.row_bytes + batch.row_first),
                        0, batch.chunk);
         } else if (has_scales(batch) && direct == 0 && batch.chunk == shared_.tail) {
-            from.store(ctx_, task.row + batch.row_first, 0, batch.chunk + scale_area());  // one piece, as in the stage
+            from.store(ctx_, task.row + batch.row_first, 0,
+                       batch.chunk + scale_area(args_));  // one piece, as in the stage
         } else {
             from.store(ctx_, task.row + batch.row_first, 0, batch.chunk);
         }
@@ -116,7 +112,7 @@ class PlainSender {
             from.store(ctx_, args_.scale_windows.at(task.peer, uint64_t{task.slot} * args_.scale_bytes), shared_.tail,
                        args_.scale_bytes);
         } else if (has_scales(batch) && (direct != 0 || batch.chunk != shared_.tail)) {
-            from.store(ctx_, task.row + args_.row_bytes, shared_.tail, scale_area());
+            from.store(ctx_, task.row + args_.row_bytes, shared_.tail, scale_area(args_));
         }
         RowStage::end_group(ctx_);
         ctx_.mark(Step::kDispatchStored);
@@ -159,7 +155,7 @@ class PlainSender {
     CROSSDOCK_DEVICE void store_in_outbox(const Batch& batch, std::byte* row) const {
         const RowStage from = stage_at(op_.warp());
         from.store(ctx_, row + batch.row_first, 0, batch.chunk);
-        if (has_scales(batch)) from.store(ctx_, row + args_.row_bytes, shared_.tail, scale_area());
+        if (has_scales(batch)) from.store(ctx_, row + args_.row_bytes, shared_.tail, scale_area(args_));
         RowStage::end_group(ctx_);
         if (!batch.is_last_chunk) return;
         RowStage::wait_stores(ctx_);

@@ -50,7 +50,7 @@ CROSSDOCK_DEVICE bool is_counted(const auto& op, uint32_t token, uint32_t base, 
     for (uint32_t j = 0; j < base; ++j) repeats |= expert_id(op.c, token, j) == ids[i];
     return !repeats;
 }
-// One warp. Keeps choice k of a token, as the caller passed it.
+// One lane. Keeps choice k of a token, as the caller passed it.
 CROSSDOCK_DEVICE void copy_id(const auto& op, uint32_t token, uint32_t k, int64_t id) {
     if ((op.block() & ((1u << op.c.log2_blocks_per_token) - 1)) != 0) return;  // another block has the token, too
     const uint64_t at = uint64_t{token} * op.c.topk + k;
@@ -72,6 +72,7 @@ CROSSDOCK_DEVICE void add_up_weights(const auto& op, const TokenPlan& own) {
     });
     op.ctx.warp_sync();
 }
+
 // Receive half.
 
 // i: among the elements of out_topk_idx.
@@ -152,5 +153,6 @@ CROSSDOCK_DEVICE void fill_unused_rows(const auto& op, const Announced& announce
         }
     }
 }
+
 }  // namespace
 }  // namespace crossdock

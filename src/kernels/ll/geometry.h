@@ -10,7 +10,7 @@
 // Both use the same place. All words that announce something carry the operation's epoch, so nothing is reset.
 #pragma once
 
-#include "device/row_stage.h"
+#include "device/layout.h"
 #include "kernels/entry.h"
 #include "kernels/geometry.h"
 
@@ -31,7 +31,7 @@ enum DirectPart : uint32_t { kDirectTokens = 1, kDirectScales = 2 };
 
 // A row's first tagged word holds its RowOrigin; word 1 + k holds choice k: its global expert id (-1: dropped) in the
 // lower half, in the upper half its number among this source's rows for that expert (expert-major) or its weight
-// (rank-major).
+// (rank-major). Elastic: ElasticChoice (kernels/ll/elastic_dispatch.h).
 inline constexpr uint32_t kTokenBits = 23;
 inline constexpr uint32_t kTargetBits = 7;
 inline constexpr uint32_t kDirectBits = 3;

@@ -5,7 +5,7 @@
 // this one because it lost this rank; so a word next to the data names the data's operation.
 #pragma once
 
-#include "kernels/ll/operation.h"
+#include "kernels/ll/peers.h"
 #include "kernels/remote.h"
 
 namespace crossdock {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A handle's memory in LL: what a combine needs from the dispatch before it. One description for hosts and kernels.
+// A handle's memory in LL: its pending operation, and what a combine needs from the dispatch before it. One description
+// for hosts and kernels.
 #pragma once
 
 #include "kernels/ll/geometry.h"
@@ -33,10 +34,9 @@ struct LlChoice {
 enum OwnRow : int32_t { kNoRoom = -1, kOtherRank = -2 };
 
 inline constexpr uint64_t kReceivedOffset = 64;
-static_assert(sizeof(RowRecord) == 8, "a record's rows follow it (record_bytes)");
+static_assert(sizeof(RowRecord) == 8, "a record's rows follow it (record_stride)");
 
-// A handle's own memory: what a combine needs from the dispatch before it. LlPending comes first, then LlReceived
-// [ranks] at kReceivedOffset.
+// Where its parts are. LlPending comes first, then LlReceived [ranks] at kReceivedOffset.
 struct LlHandleOffsets {
     Region<RowRecord> records;  // [ranks][tokens], record_stride bytes each
     Region<LlChoice> choices;   // [ranks][choices_of_source]

@@ -5,6 +5,7 @@
 
 #include <concepts>
 
+#include "kernels/ll/gin_peers.h"
 #include "kernels/ll/masks.h"
 #include "kernels/ll/waits.h"
 
@@ -216,9 +217,10 @@ class LlOperation : public LlWaits<Args> {
 template <typename Args>
 LlOperation(const Ctx&, const Args&) -> LlOperation<Args>;
 
-// The steps of an operation's halves, in the order in which run_operation calls them.
+// The steps of an operation's halves, in the order in which run_operation calls those of one half.
 template <typename Half>
 concept SendHalf = requires(Half half, bool (*begin)()) {
+    { Half::kSteps } -> std::convertible_to<KernelSteps>;
     half.init();     // what needs no data of earlier kernels
     half.fetch();    // loads what they have written
     half.prepare();  // before a block barrier: completes what was loaded

@@ -3,6 +3,9 @@
 // buffer in every rank's arena.
 #pragma once
 
+#include <type_traits>
+
+#include "device/row_stage.h"
 #include "kernels/ll/arguments.h"
 #include "kernels/remote.h"
 #include "kernels/wait.h"
@@ -94,8 +97,8 @@ CROSSDOCK_DEVICE bool has_choices_from(const auto& c, uint32_t base) { return ba
 enum class WarpRole : uint32_t {
     kLoader,   // loads rows into stages
     kClock,    // the clock, the block's ticket, the entry
-    kStatus,   // free buffers, losses, the pending operation
-    kCredits,  // the operations that peers have entered
+    kStatus,   // free buffers, the group's failure, the pending operation
+    kCredits,  // the operations that peers have entered; with masks, losses
 };
 
 CROSSDOCK_DEVICE bool has_role(const Ctx& ctx, WarpRole role) {
@@ -194,7 +197,7 @@ class LlPeers : public Operation {
     }
     CROSSDOCK_DEVICE std::byte* row(uint32_t owner, uint32_t row) const { return at(owner, row_offset(row)); }
 
-    // What a rank has entered.
+    // At the owner, this rank or an LSA peer: the latest operation that the writer has entered.
     CROSSDOCK_DEVICE uint64_t* entered_word(uint32_t owner, uint32_t writer) const {
         return c.peers.at(owner, c.offsets.entered) + writer;
     }

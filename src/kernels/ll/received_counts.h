@@ -6,7 +6,6 @@
 #include "kernels/counters.h"
 #include "kernels/ll/dispatch_send.h"
 #include "kernels/ll/elastic_dispatch.h"
-#include "kernels/ll/overlap.h"
 
 namespace crossdock {
 namespace {

@@ -2,7 +2,7 @@
 // Dispatch, receive half: a row's header, which says what the row is and, with the sources' counts, where it goes.
 #pragma once
 
-#include "kernels/ll/received_counts.h"
+#include "kernels/ll/waits.h"
 
 namespace crossdock {
 namespace {

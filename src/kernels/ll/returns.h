@@ -2,7 +2,6 @@
 // Combine, send half: which rows return, what they are made of, and where they are stored.
 #pragma once
 
-#include "device/sum_rows.h"
 #include "kernels/ll/gin_peers.h"
 #include "kernels/ll/ll128.h"
 #include "kernels/ll/overlap.h"

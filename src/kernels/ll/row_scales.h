@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch: the scales of rows that travel as FP8. They may begin at any address that their element type allows.
+// Dispatch: rows' scales, the caller's or those of FP8 rows that are quantised here. The caller's may begin at any
+// address that their element type allows.
 #pragma once
 
 #include "kernels/ll/ll128.h"
@@ -7,6 +8,10 @@
 
 namespace crossdock {
 namespace {
+
+CROSSDOCK_DEVICE uint32_t scale_area(const auto& args) { return static_cast<uint32_t>(align_up(args.scale_bytes, 16)); }
+// A row followed by its scales.
+CROSSDOCK_DEVICE uint32_t bytes_with_scales(const auto& args) { return args.row_bytes + scale_area(args); }
 
 CROSSDOCK_DEVICE bool is_word(const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 4 == 0; }
 
@@ -35,7 +40,7 @@ CROSSDOCK_DEVICE void store_word(std::byte* target, uint32_t value, bool is_alig
 template <typename Op>
 class ScalePlacer {
   public:
-    CROSSDOCK_DEVICE explicit ScalePlacer(const Op& op) : op_(op), ctx_(op.ctx), args_(op.args), c_(op.c) {}
+    CROSSDOCK_DEVICE explicit ScalePlacer(const Op& op) : op_(op), args_(op.args), c_(op.c) {}
 
     // This lane's first part of a row's scales, so that it can be loaded early.
     CROSSDOCK_DEVICE uint64_t load_first(const std::byte* scales) const {
@@ -107,7 +112,6 @@ class ScalePlacer {
     }
 
     const Op& op_;
-    const Ctx& ctx_;
     decltype(Op::args) args_;
     decltype(Op::c) c_;
 };

@@ -3,7 +3,7 @@
 // operation depends on it. One block.
 #pragma once
 
-#include "kernels/ll/operation.h"
+#include "kernels/ll/peers.h"
 
 namespace crossdock {
 

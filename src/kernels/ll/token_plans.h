@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch, send half: where a token goes. A warp plans the token in its stage; all warps then read the plans.
+// Dispatch, send half: where a token goes, its rows' headers, and what a later combine needs of its choices. A warp
+// plans the token in its stage; others read that plan if rows are LL128 rows or stay.
 #pragma once
 
 #include "kernels/ll/routing_counts.h"
@@ -9,7 +10,7 @@ namespace {
 
 struct GivenChoice {
     int64_t id = 0;
-    float weight = 0.0f;  // rank-major
+    float weight = 0.0f;  // rank-major and elastic
 };
 
 // Tokens [first, first + num) that are being sent, one per stage, and the part of their rows.

@@ -199,7 +199,7 @@ bool is_small_enough(const LlCommon& c, uint32_t most_topk) {
 [[maybe_unused]] bool may_be_known(const LlCombineArgs& args) { return is_small_enough(args.common, kTopkOfCombine); }
 
 // Runs run(args), with the arguments cast to those of the kernel that serves the call, or unchanged for the general
-// kernel. Groups with GIN peers, and sanitizer builds, have only the general one.
+// kernel. Groups with GIN peers, and on CPUs builds for users and sanitizers, have only the general one.
 template <const auto& kKernels, template <auto> typename Known, size_t kFirst = 0>
 void with_variant(const auto& args, const auto& config, auto run) {
     if constexpr (kHasKnownKernels && kFirst < std::size(kKernels)) {
