@@ -160,8 +160,8 @@ PYTHON
     if [ "$(wc -l <<<"$gpus")" -gt 1 ]; then
         while IFS='|' read -r kind pairs; do
             line link "$kind" "$pairs"
-        done < <(PYTHONPATH=python/crossdock/cli python3 -c 'import gpus
-for row in gpus.links(): print(*row, sep="|")')
+        done < <(PYTHONPATH=python/crossdock/launcher python3 -c 'import gpu_links
+for row in gpu_links.links(): print(*row, sep="|")')
     fi
     [ "$(wc -l <<<"$gpus")" -gt 1 ] || line ranks "one GPU" "NCCL_MULTI_RANK_GPU_ENABLE=1 lets several ranks share it"
 else

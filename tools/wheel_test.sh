@@ -26,6 +26,7 @@ cd "$work" # nothing may be found beside the package
 venv=$work/venv/bin/python
 quietly "$venv" -m crossdock doctor
 quietly "$work/venv/bin/crossdock-run" --check
+quietly "$venv" -c 'import crossdock; from crossdock.launcher.plugin import own_file; assert own_file() or not crossdock.has_cuda'
 quietly "$venv" -m crossdock demo --backend processes --ranks 4 --steps 3 --json demo.json
 quietly "$venv" -m crossdock bench --ranks 2 --tokens 1 --iterations 2
 quietly "$work/venv/bin/pip" install -q --disable-pip-version-check matplotlib

@@ -14,6 +14,7 @@ from functools import cache
 from crossdock._core import Communicator
 from crossdock.copies import Uncopied
 from crossdock.errors import InvalidArgument, InvalidUsage, error_of
+from crossdock.launcher import plugin
 from crossdock.launcher.libraries import NCCL_PACKAGE, find_nccl, version_text
 from crossdock.launcher.loaded import file_of
 
@@ -88,6 +89,12 @@ def version() -> str:
     return version_text(_found()[1])
 
 
+def offer_plugin() -> None:
+    """Names the package's network plugin to NCCL, where kernels would have no network without it
+    (crossdock.launcher.plugin). For communicators that are made later."""
+    plugin.offer(_found()[1])
+
+
 def is_new_enough() -> bool:
     return _found()[1] >= MIN_VERSION
 
@@ -116,6 +123,7 @@ def join(num_ranks: int, rank: int, unique: bytes) -> Communicator:
     """
     if len(unique) != ID_BYTES:
         raise InvalidArgument(f"unique has {len(unique)} bytes, expected {ID_BYTES}: pass what unique_id() returned")
+    offer_plugin()
     comm = ctypes.c_void_p()
     identity = _UniqueId.from_buffer_copy(unique)
     _check(_library().ncclCommInitRank(ctypes.byref(comm), num_ranks, identity, rank), "ncclCommInitRank")

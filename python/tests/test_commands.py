@@ -13,6 +13,7 @@ import pytest
 
 from crossdock.__main__ import main
 from crossdock.cli import doctor, gpus
+from crossdock.launcher import gpu_links
 
 SMALL = ["--ranks", "2", "--hidden", "32", "--experts", "4", "--topk", "2"]
 
@@ -54,20 +55,20 @@ def test_doctor_says_how_gpus_are_linked(tmp_path: Path, monkeypatch: pytest.Mon
 
     linked, apart = matrix("X OK OK", "OK X OK", "OK OK X"), matrix("X NS NS", "NS X NS", "NS NS X")
     pretend_nvidia_smi(tmp_path, monkeypatch, **{"p2p n": linked, "p2p r": linked})
-    assert gpus.links() == [("NVLink", f"all 3 GPUs: {gpus.LINKS[0][2]}")]
+    assert gpu_links.links() == [("NVLink", f"all 3 GPUs: {gpu_links.LINKS[0][2]}")]
     some = matrix("X OK NS", "OK X NS", "NS NS X")
     pretend_nvidia_smi(tmp_path, monkeypatch, **{"p2p n": some, "p2p r": linked})
-    assert gpus.links() == [
-        ("NVLink", f"GPUs 0-1: {gpus.LINKS[0][2]}"),
-        ("PCIe peer access", f"GPUs 0-2, 1-2: {gpus.LINKS[1][2]}"),
+    assert gpu_links.links() == [
+        ("NVLink", f"GPUs 0-1: {gpu_links.LINKS[0][2]}"),
+        ("PCIe peer access", f"GPUs 0-2, 1-2: {gpu_links.LINKS[1][2]}"),
     ]
     pretend_nvidia_smi(tmp_path, monkeypatch, **{"p2p n": apart, "p2p r": some})
-    assert gpus.links() == [
-        ("PCIe peer access", f"GPUs 0-1: {gpus.LINKS[1][2]}"),
-        ("no peer access", f"GPUs 0-2, 1-2: {gpus.NO_LINK[1]}"),
+    assert gpu_links.links() == [
+        ("PCIe peer access", f"GPUs 0-1: {gpu_links.LINKS[1][2]}"),
+        ("no peer access", f"GPUs 0-2, 1-2: {gpu_links.NO_LINK[1]}"),
     ]
     pretend_nvidia_smi(tmp_path, monkeypatch, **{"p2p n": " \\tGPU0\\t\\n GPU0\\tX\\t\\n", "p2p r": " GPU0\\tX\\t\\n"})
-    assert gpus.links() == [("links", "one GPU")]
+    assert gpu_links.links() == [("links", "one GPU")]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import pytest
 import crossdock
 import stub_libraries
 from crossdock.errors import InvalidUsage
-from crossdock.launcher import libraries, program, take_over
+from crossdock.launcher import gpu_links, libraries, program, take_over
+from crossdock.launcher import plugin as network_plugin
 
 RUN = [sys.executable, "-m", "crossdock", "run"]
 EVERY_WAY = ("global", "libnccl_ep.so.0", "libnccl_ep.so", "by path")
@@ -306,6 +307,110 @@ def test_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CROSSDOCK_NCCL_LIBRARY", str(stub_libraries.nccl(tmp_path, 23004)))
     with pytest.raises(InvalidUsage, match=r"--plugin needs NCCL 2\.30\.7 or newer, and .*libnccl\.so\.2 is 2\.30\.4"):
         program.prepare(plugin=str(plugin), needs_nccl=True)
+
+
+@pytest.fixture
+def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose GPUs may not reach each other, without an RDMA device, and NCCL 2.30.7. The package's plugin."""
+    (tmp_path / "lib").mkdir()
+    monkeypatch.setattr(network_plugin, "PACKAGE", tmp_path)
+    monkeypatch.setattr(network_plugin, "RDMA_DEVICES", tmp_path / "infiniband")
+    variables = (network_plugin.VARIABLE, "NCCL_GIN_PLUGIN", "NCCL_GIN_ENABLE", "CUDA_MODULE_LOADING")
+    for name in (*variables, *network_plugin.SPLITTING, *network_plugin.HOSTS, *sum(network_plugin.RANKS, ())):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    monkeypatch.setenv("CROSSDOCK_NCCL_LIBRARY", str(stub_libraries.nccl(tmp_path, 23007)))
+    return stub_libraries.library(stub_libraries.PLUGIN, tmp_path / "lib" / network_plugin.NAME)
+
+
+def test_the_plugin_that_is_chosen(no_network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = program.prepare(needs_nccl=True)
+    assert found.variables({}).items() >= {"NCCL_RMA_PLUGIN": str(no_network), "CUDA_MODULE_LOADING": "EAGER"}.items()
+    assert found.variables({"CUDA_MODULE_LOADING": "LAZY"})["CUDA_MODULE_LOADING"] == "LAZY"
+    why = "since GPUs here may need a network and there is no RDMA device"
+    assert f"NCCL's network plugin is {no_network}, {why}, with CUDA_MODULE_LOADING=EAGER" in found.message()
+    assert not program.prepare(needs_nccl=False).plugin
+
+    named = program.prepare(plugin=str(no_network), needs_nccl=True)
+    assert named.variables({})["CUDA_MODULE_LOADING"] == "EAGER" and why not in named.message()
+    monkeypatch.setenv("NCCL_RMA_PLUGIN", str(no_network))  # as the user has it
+    assert not program.prepare(needs_nccl=True).plugin
+    assert program.prepare(needs_nccl=True).variables(os.environ)["CUDA_MODULE_LOADING"] == "EAGER"
+    assert "CUDA_MODULE_LOADING" not in program.prepare(needs_nccl=True).variables({"NCCL_RMA_PLUGIN": "other.so"})
+
+    monkeypatch.delenv("NCCL_RMA_PLUGIN")
+    no_network.unlink()
+    lacking = program.prepare(needs_nccl=True)
+    assert not lacking.plugin
+    assert "this package has no plugin: build it with libucx-dev and libssl-dev" in lacking.message()
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "0")
+    monkeypatch.setattr(gpu_links, "all_reach_each_other", lambda: True)
+    quiet = program.prepare(needs_nccl=True).message()
+    assert "network plugin" not in quiet and "no plugin" not in quiet
+
+
+def test_when_a_plugin_is_chosen(no_network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forbidden = {"NCCL_P2P_DISABLE": "1"}
+    devices = network_plugin.RDMA_DEVICES
+    devices.mkdir()
+    (devices / "rdma_cm").touch()
+    assert network_plugin.chosen(forbidden, 23007) == str(no_network)
+    assert network_plugin.chosen(forbidden, 23004) == ""  # loads no such plugin
+    for name, value in (
+        ("NCCL_RMA_PLUGIN", "other.so"),
+        ("NCCL_RMA_PLUGIN", "none"),
+        ("NCCL_GIN_PLUGIN", "other.so"),
+        ("NCCL_GIN_ENABLE", "0"),
+    ):
+        assert network_plugin.chosen(forbidden | {name: value}, 23007) == "", name
+    assert network_plugin.chosen(forbidden | {"NCCL_RMA_PLUGIN": "", "NCCL_GIN_PLUGIN": "none"}, 23007)
+    network_plugin.offer(23004)
+    assert "NCCL_RMA_PLUGIN" not in os.environ
+    network_plugin.offer(23007)
+    assert os.environ.pop("NCCL_RMA_PLUGIN") == str(no_network)
+
+    def ask(*_: str) -> str:
+        raise AssertionError("nvidia-smi is asked in vain")
+
+    monkeypatch.setattr(gpu_links, "ask", ask)
+    gpu_links.all_reach_each_other.cache_clear()
+    (devices / "uverbs0").touch()
+    assert network_plugin.chosen({}, 23007) == ""
+    (devices / "uverbs0").unlink()
+    no_network.unlink()
+    assert network_plugin.chosen({}, 23007) == ""
+
+
+def test_what_may_need_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrices: dict[str, str | Exception] = {}
+
+    def ask(*arguments: str) -> str:
+        assert arguments[:2] == ("topo", "-p2p")
+        answer = matrices[arguments[2]]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def needs(nvlink: str | Exception, pcie: str | Exception, **environment: str) -> bool:
+        matrices.update(n=nvlink, r=pcie)
+        gpu_links.all_reach_each_other.cache_clear()
+        return network_plugin.may_need_network(environment)
+
+    monkeypatch.setattr(gpu_links, "ask", ask)
+    none, both = " GPU0 X NS\n GPU1 NS X\n", " GPU0 X OK\n GPU1 OK X\n"
+    assert needs(none, none)
+    assert not needs(both, none) and not needs(none, both)
+    assert not needs("", "")  # no GPU
+    assert not needs(FileNotFoundError("nvidia-smi"), "")
+    assert not needs(subprocess.TimeoutExpired("nvidia-smi", 30), "")
+    assert needs(both, both, NCCL_P2P_DISABLE="1")
+    assert not needs(both, both, NCCL_P2P_DISABLE="0") and not needs(both, both, NCCL_P2P_DISABLE="")
+    assert needs(both, both, NCCL_LSA_TEAM_SIZE="2") and needs(both, both, CROSSDOCK_LSA_TEAM_SIZE="1")
+    assert needs(both, both, SLURM_JOB_NUM_NODES="2") and not needs(both, both, SLURM_JOB_NUM_NODES="1")
+    assert not needs(both, both, SLURM_JOB_NUM_NODES="2", SLURM_STEP_NUM_NODES="1")
+    for ranks, here in network_plugin.RANKS:
+        assert needs(both, both, **{ranks: "16", here: "8"})
+        assert not needs(both, both, **{ranks: "8", here: "8"})
 
 
 def make_package(folder: Path, name: str, version: str, *files: str) -> None:

@@ -28,7 +28,8 @@ class GinAdvice : public testing::Test {
 
 TEST_F(GinAdvice, WithoutPluginSaysWhatToSet) {
     EXPECT_EQ(gin_advice(kNccl, kGpuFits),
-              "set NCCL_RMA_PLUGIN to the path of libnccl-rma-crossdock.so (docs/deployment.md)");
+              "start the program with python -m crossdock run, or set NCCL_RMA_PLUGIN to the path of "
+              "libnccl-rma-crossdock.so (docs/deployment.md)");
 }
 
 TEST_F(GinAdvice, NamesAnOldNccl) {
@@ -53,7 +54,7 @@ TEST_F(GinAdvice, NamesTheGpuThatDoesNotFit) {
 TEST_F(GinAdvice, NamesAMissingPlugin) {
     setenv("NCCL_RMA_PLUGIN", "/nowhere/plugin.so", 1);
     expect_mentions(gin_advice(kNccl, kGpuFits), {"NCCL_RMA_PLUGIN is /nowhere/plugin.so", "cannot open shared object",
-                                                  "set NCCL_RMA_PLUGIN to the path of libnccl-rma-crossdock.so"});
+                                                  "set it to the path of libnccl-rma-crossdock.so, or unset it"});
     expect_mentions(gin_fallback(), {"another network", "/nowhere/plugin.so", "cannot open shared object"});
 }
 
@@ -80,6 +81,18 @@ TEST_F(GinAdvice, NoticesAFallback) {
     expect_mentions(gin_fallback(), {"another network", IMITATION_PLUGIN, "it says: no UCX", "NCCL_DEBUG=WARN"});
     setenv("NCCL_RMA_PLUGIN", FOREIGN_PLUGIN, 1);  // cannot be asked
     EXPECT_EQ(gin_fallback(), "");
+}
+
+TEST_F(GinAdvice, SaysHowCudaMustLoadKernels) {
+    EXPECT_EQ(gin_loading_advice(true), "");  // no plugin
+    setenv("NCCL_RMA_PLUGIN", IMITATION_PLUGIN, 1);
+    setenv("IMITATED_CONTEXTS", "1", 1);
+    expect_mentions(gin_loading_advice(true), {"set CUDA_MODULE_LOADING to EAGER"});
+    EXPECT_EQ(gin_loading_advice(false), "");
+    setenv("IMITATED_CONTEXTS", "0", 1);  // NCCL uses another network
+    EXPECT_EQ(gin_loading_advice(true), "");
+    setenv("NCCL_RMA_PLUGIN", FOREIGN_PLUGIN, 1);
+    EXPECT_EQ(gin_loading_advice(true), "");
 }
 
 TEST_F(GinAdvice, KnowsOurPlugin) {

@@ -14,8 +14,9 @@ import crossdock as ep
 from crossdock import nccl
 from crossdock._core import gpu_architectures
 from crossdock.cli import process
-from crossdock.cli.gpus import devices, links
+from crossdock.cli.gpus import devices
 from crossdock.cli.table import aligned
+from crossdock.launcher.gpu_links import links
 from crossdock.launcher.loaded import loaded_files
 
 

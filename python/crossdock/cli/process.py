@@ -13,7 +13,7 @@ from crossdock.launcher.libraries import NCCL_EP_VERSION, NCCL_PACKAGE, NCCL_VER
 from crossdock.launcher.loaded import all_loaded_files
 from crossdock.nccl import MIN_VERSION
 
-VARIABLES = ("LD_PRELOAD", "NCCL_EP_HOME", "NCCL_RMA_PLUGIN", "CROSSDOCK_NCCL_LIBRARY")
+VARIABLES = ("LD_PRELOAD", "NCCL_EP_HOME", "NCCL_RMA_PLUGIN", "CUDA_MODULE_LOADING", "CROSSDOCK_NCCL_LIBRARY")
 DELETED = " (deleted)"
 # Ends of paths in any installation of Crossdock: the process may have another one than this command.
 HOME_LIBRARY, DEEP_EP_FOLDER = "/crossdock/nccl_ep_home/lib/libnccl_ep.so", "/crossdock/launcher/deep_ep_path"

@@ -15,26 +15,28 @@ from pathlib import Path
 
 from crossdock._core import has_cuda
 from crossdock.errors import InvalidUsage
+from crossdock.launcher import plugin as network_plugin
 from crossdock.launcher import take_over
 from crossdock.launcher.as_deep_ep import FOLDER, deep_ep_message, expect_not_imported, install_as_deep_ep
-from crossdock.launcher.libraries import NCCL_VERSION, Library, ask, find_nccl, preloaded, version_text
+from crossdock.launcher.libraries import NCCL_VERSION, Library, ask, find_nccl, preloaded
 from crossdock.launcher.loaded import loaded_files
 from crossdock.nccl import MIN_VERSION
 
 # Its lib/libnccl_ep.so leads to the package's library: a wheel has no links.
 HOME = Path(__file__).parents[1] / "nccl_ep_home"
-PLUGIN_FUNCTIONS = ("ncclRmaPlugin_v14", "ncclRmaPlugin_v13")
-MIN_NCCL_OF_PLUGIN = 23007
 
 
 @dataclass(frozen=True)
 class Program:
-    """Paths of the libraries to load first; nccl is None if nothing needs it, plugin may be empty."""
+    """Paths of the libraries to load first; nccl is None if nothing needs it, plugin may be empty. chose_plugin: the
+    user has not named it. lacks_plugin: it would be needed."""
 
     library: str
     home_library: str
     nccl: Library | None
     plugin: str
+    chose_plugin: bool
+    lacks_plugin: bool
     as_deep_ep: bool
 
     @property
@@ -56,7 +58,10 @@ class Program:
         variables["LD_PRELOAD"] = ":".join([*usable, *kept])
         _prepend(variables, environment, "LD_LIBRARY_PATH", folders)
         if self.plugin:
-            variables["NCCL_RMA_PLUGIN"] = self.plugin
+            variables[network_plugin.VARIABLE] = self.plugin
+        if self.plugin or network_plugin.is_own(environment.get(network_plugin.VARIABLE, "")):
+            name, value = network_plugin.LOADING
+            variables[name] = environment.get(name) or value
         if self.as_deep_ep:
             _prepend(variables, environment, "PYTHONPATH", [str(FOLDER)])
         return variables
@@ -103,7 +108,15 @@ class Program:
         if self.nccl:
             parts.append(self.nccl.problem or f"NCCL is {self.nccl.version}, {self.nccl.file}")
         if self.plugin:
-            parts.append(f"NCCL's network plugin is {self.plugin}")
+            why = ", since GPUs here may need a network and there is no RDMA device" if self.chose_plugin else ""
+            loading = "=".join(network_plugin.LOADING)
+            how = "" if os.environ.get(network_plugin.LOADING[0]) else f", with {loading}"
+            parts.append(f"NCCL's network plugin is {self.plugin}{why}{how}")
+        elif self.lacks_plugin:
+            parts.append(
+                "GPUs here may need a network, which NCCL does not have without an RDMA device, and this package has "
+                "no plugin: build it with libucx-dev and libssl-dev"
+            )
         if any(" " in file or ":" in file for file in self.libraries):
             parts.append("LD_PRELOAD takes no spaces or colons, so processes that it starts may use other libraries")
         return "; ".join(parts)
@@ -128,9 +141,13 @@ def prepare(as_deep_ep: bool = False, plugin: str = "", needs_nccl: bool = has_c
     if nccl and not nccl.problem:
         for file in preloaded(os.environ, "libnccl.so"):
             _expect_same(file, nccl.file)
+    home_file = str(home_library) if home_library.exists() else ""
     if plugin:
-        plugin = _checked_plugin(plugin, nccl)
-    return Program(library, str(home_library) if home_library.exists() else "", nccl, plugin, as_deep_ep)
+        return Program(library, home_file, nccl, network_plugin.checked(plugin, nccl), False, False, as_deep_ep)
+    code = nccl.code if nccl else 0
+    chosen = network_plugin.chosen(os.environ, code)
+    lacks = not network_plugin.own_file() and network_plugin.is_wanted(os.environ, code)
+    return Program(library, home_file, nccl, chosen, bool(chosen), lacks, as_deep_ep)
 
 
 def _expect_same(preloaded_file: str, *ours: str) -> None:
@@ -139,20 +156,3 @@ def _expect_same(preloaded_file: str, *ours: str) -> None:
             f"LD_PRELOAD names {preloaded_file}, and a process can have one library of that name, which is to be "
             f"{ours[0]}: take it out of LD_PRELOAD"
         )
-
-
-def _checked_plugin(plugin: str, nccl: Library | None) -> str:
-    path = os.path.abspath(plugin)
-    if not os.path.isfile(path):
-        raise InvalidUsage(
-            f"--plugin is {plugin}, which is no file: name libnccl-rma-crossdock.so (docs/deployment.md)"
-        )
-    library = ask(path, "", *PLUGIN_FUNCTIONS)
-    if not library.symbols:
-        reason = library.problem or f"it has neither {PLUGIN_FUNCTIONS[0]} nor {PLUGIN_FUNCTIONS[1]}"
-        raise InvalidUsage(f"--plugin is {plugin}, which NCCL cannot use: {reason}")
-    if nccl and nccl.code and nccl.code < MIN_NCCL_OF_PLUGIN:
-        raise InvalidUsage(
-            f"--plugin needs NCCL {version_text(MIN_NCCL_OF_PLUGIN)} or newer, and {nccl.file} is {nccl.version}"
-        )
-    return path

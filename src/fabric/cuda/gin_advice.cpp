@@ -13,7 +13,13 @@ namespace {
 
 constexpr int kMinPluginVersion = 23007;  // first NCCL version that looks for the plugin's functions
 constexpr const char* kVariable = "NCCL_RMA_PLUGIN";
-constexpr const char* kWhatToSet = "set NCCL_RMA_PLUGIN to the path of libnccl-rma-crossdock.so (docs/deployment.md)";
+constexpr const char* kWhatToSet =
+    "start the program with python -m crossdock run, or set NCCL_RMA_PLUGIN to the path of libnccl-rma-crossdock.so "
+    "(docs/deployment.md)";
+
+constexpr const char* kWhatElseToSet =
+    "set it to the path of libnccl-rma-crossdock.so, or unset it and start the program with python -m crossdock run "
+    "(docs/deployment.md)";
 
 std::optional<std::string> value_of(const char* variable) {
     const char* value = std::getenv(variable);
@@ -44,9 +50,10 @@ class Plugin {
             return "which has neither ncclRmaPlugin_v14 nor ncclRmaPlugin_v13";
         return "";
     }
-    bool is_unused() const {
+    // Of Crossdock's plugin; others do not say.
+    std::optional<int> contexts() const {
         const auto num_contexts = reinterpret_cast<int (*)()>(find("crossdockRmaPluginContexts"));
-        return num_contexts != nullptr && num_contexts() == 0;
+        return num_contexts != nullptr ? std::optional(num_contexts()) : std::nullopt;
     }
     std::string last_error() const {
         const auto copy = reinterpret_cast<void (*)(char*, size_t)>(find("crossdockRmaPluginLastError"));
@@ -83,7 +90,7 @@ std::string gin_advice(int nccl_version, int unfit_gpu) {
     if (!named) return kWhatToSet;
     const Plugin plugin(*named);
     if (const std::string problem = plugin.problem(); !problem.empty())
-        return fmt::format("{} is {}, {}: {}", kVariable, *named, problem, kWhatToSet);
+        return fmt::format("{} is {}, {}: {}", kVariable, *named, problem, kWhatElseToSet);
     if (const std::string said = plugin.last_error(); !said.empty())
         return fmt::format("the plugin {} says: {}", *named, said);
     return fmt::format("NCCL did not take the plugin {}, and says why with NCCL_DEBUG=WARN", *named);
@@ -94,7 +101,7 @@ std::string gin_fallback() {
     if (!named) return "";
     const Plugin plugin(*named);
     const std::string problem = plugin.problem();
-    if (problem.empty() && !plugin.is_unused()) return "";
+    if (problem.empty() && plugin.contexts() != 0) return "";
     std::string said = problem.empty() ? plugin.last_error() : "";
     if (!said.empty()) said = fmt::format(" (it says: {})", said);
     return problem.empty() ? fmt::format(
@@ -102,7 +109,15 @@ std::string gin_fallback() {
                                  "NCCL_DEBUG=WARN tells why",
                                  kVariable, *named, said)
                            : fmt::format("NCCL uses another network between LSA teams than {} names, {}, {}: {}",
-                                         kVariable, *named, problem, kWhatToSet);
+                                         kVariable, *named, problem, kWhatElseToSet);
+}
+
+std::string gin_loading_advice(bool loads_lazily) {
+    const auto named = loads_lazily ? value_of(kVariable) : std::nullopt;
+    if (!named || Plugin(*named).contexts().value_or(0) == 0) return "";
+    return "CUDA loads each kernel at its first launch, and waits for running kernels before it does. This stops the "
+           "copies of NCCL's network plugin, so waits for peers may time out: set CUDA_MODULE_LOADING to EAGER before "
+           "the program starts";
 }
 
 }  // namespace crossdock

@@ -18,4 +18,8 @@ std::string gin_advice(int nccl_version, int unfit_gpu);
 // empty. Can be detected for Crossdock's plugin only.
 std::string gin_fallback();
 
+// After NCCL has created its network: a message if it uses Crossdock's plugin while CUDA loads each kernel at its first
+// launch, which holds up the plugin's copies; otherwise empty.
+std::string gin_loading_advice(bool loads_lazily);
+
 }  // namespace crossdock

@@ -14,18 +14,26 @@
 namespace crossdock {
 namespace {
 
-// Queries the driver, because the runtime does not have the attribute.
-bool lacks_attribute(int device) {
-    constexpr unsigned kDriverVersion = 11020;  // first with the attribute
+// What the runtime lacks. version: the first driver that has what is asked for. Null: this one is older.
+template <typename Function>
+Function* driver_function(const char* name, unsigned version) {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSymbolNotFound;
-    const cudaError_t result =
-        cudaGetDriverEntryPointByVersion("cuDeviceGetAttribute", &function, kDriverVersion, cudaEnableDefault, &status);
-    if (result != cudaSuccess || status != cudaDriverEntryPointSuccess) return false;
+    const cudaError_t result = cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &status);
+    const bool has_it = result == cudaSuccess && status == cudaDriverEntryPointSuccess;
+    return has_it ? reinterpret_cast<Function*>(function) : nullptr;
+}
+bool lacks_attribute(int device) {
+    const auto query = driver_function<decltype(cuDeviceGetAttribute)>("cuDeviceGetAttribute", 11020);
     int has_it = 1;
-    const CUresult answer = reinterpret_cast<decltype(&cuDeviceGetAttribute)>(function)(
-        &has_it, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device);
-    return answer == CUDA_SUCCESS && has_it == 0;
+    return query != nullptr &&
+           query(&has_it, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device) == CUDA_SUCCESS &&
+           has_it == 0;
+}
+bool loads_lazily() {
+    const auto query = driver_function<decltype(cuModuleGetLoadingMode)>("cuModuleGetLoadingMode", 11070);
+    CUmoduleLoadingMode mode = CU_MODULE_EAGER_LOADING;
+    return query != nullptr && query(&mode) == CUDA_SUCCESS && mode == CU_MODULE_LAZY_LOADING;
 }
 
 void expect_gin(const NcclRank& self) {
@@ -50,7 +58,9 @@ class Connection final : public GinConnection {
         const ncclResult_t result = self_.nccl->ncclDevCommCreate(self_.comm, &needs, &comm_);
         require(result == ncclSuccess, ncclInvalidUsage, "NCCL gives kernels no network between LSA teams ({}): {}",
                 self_.nccl->ncclGetLastError(self_.comm), gin_advice_for(self_));
-        if (const std::string fallback = gin_fallback(); !fallback.empty()) warn(fallback);
+        for (const std::string& said : {gin_fallback(), gin_loading_advice(loads_lazily())}) {
+            if (!said.empty()) warn(said);
+        }
         try {
             check_cuda(cudaMalloc(&device_comm_, sizeof(comm_)), "cudaMalloc");
             const size_t queue_bytes = sizeof(PostQueue) * static_cast<size_t>(self_.num_ranks);

@@ -17,7 +17,7 @@ class GinConnection {
   public:
     // Collective: NCCL connects all ranks. Throws ncclInvalidUsage that says what to do if there is no GIN, or a
     // version that these kernels do not support, and ncclRemoteError if a rank is missing at the deadline. Warns if
-    // NCCL does not use the plugin that NCCL_RMA_PLUGIN names.
+    // NCCL does not use the plugin that NCCL_RMA_PLUGIN names, or uses Crossdock's while CUDA loads kernels lazily.
     static std::unique_ptr<GinConnection> make(const NcclRank& self, Deadline deadline);
 
     virtual ~GinConnection() = default;

@@ -233,13 +233,12 @@ void NcclCommunicator::expect_device_api() const {
     // Without a GPU-initiated network, NCCL 2.30 has no device API for several teams.
     require(properties.deviceApiSupport || properties.nLsaTeams == 1, ncclInvalidUsage,
             "the communicator's {} ranks form {} LSA teams of {} ranks, and NCCL has no network for kernels "
-            "between them: {}; or run all ranks on one host (or one NVLink domain), and unset NCCL_LSA_TEAM_SIZE and "
-            "NCCL_HOSTID",
+            "between them: {}; or run all ranks on one host (or one NVLink domain), and unset NCCL_LSA_TEAM_SIZE, "
+            "NCCL_HOSTID and NCCL_P2P_DISABLE",
             self_.num_ranks, properties.nLsaTeams, self_.lsa_team_size, gin_advice_for(self_));
     require(properties.deviceApiSupport, ncclInvalidUsage,
             "NCCL offers no symmetric memory for this communicator of {} ranks: all their GPUs must reach each other's "
-            "memory (NVLink or PCIe peer access), and NCCL_CUMEM_ENABLE, NCCL_WIN_ENABLE and NCCL_P2P_DISABLE must not "
-            "forbid it",
+            "memory (NVLink or PCIe peer access), and NCCL_CUMEM_ENABLE and NCCL_WIN_ENABLE must not forbid it",
             self_.num_ranks);
 }
 

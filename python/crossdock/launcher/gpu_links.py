@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the GPUs of this machine are linked, as nvidia-smi says it. tools/doctor.sh imports this without the package."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import cache
+from itertools import combinations
+
+# Between two GPUs, the fastest first: nvidia-smi's matrix in which it says OK, its name, and what Crossdock does.
+LINKS = (
+    ("n", "NVLink", "kernels store into the peer's memory, low latency in LL128 rows"),
+    ("r", "PCIe peer access", "kernels store into the peer's memory, low latency in plain rows"),
+)
+NO_LINK = ("no peer access", "kernels send through NCCL's network, such as Crossdock's plugin")
+
+
+def ask(*arguments: str) -> str:
+    command = ["nvidia-smi", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+
+
+def _linked(matrix: str) -> tuple[set[int], set[tuple[int, int]]]:
+    """All GPUs of a matrix of nvidia-smi, and the pairs in which it says OK both ways."""
+    rows = re.findall(r"^\s*GPU(\d+)\s+((?:X|[A-Z]+)(?:\s+[A-Z]+)*)\s*$", matrix, re.MULTILINE)
+    states = {(int(gpu), peer): state for gpu, row in rows for peer, state in enumerate(row.split())}
+    numbers = {int(gpu) for gpu, _ in rows}
+    pairs = {pair for pair in combinations(sorted(numbers), 2) if states.get(pair) == states.get(pair[::-1]) == "OK"}
+    return numbers, pairs
+
+
+def linked_pairs() -> tuple[set[int], list[set[tuple[int, int]]]]:
+    """The machine's GPUs, and the pairs that have each of LINKS. OSError, SubprocessError: nvidia-smi does not say."""
+    matrices = [_linked(ask("topo", "-p2p", option)) for option, _, _ in LINKS]
+    return set().union(*(gpus for gpus, _ in matrices)), [pairs for _, pairs in matrices]
+
+
+@cache
+def all_reach_each_other() -> bool:
+    """Whether all pairs of GPUs have NVLink or PCIe peer access. True if there are none, or nothing is known."""
+    try:
+        numbers, linked = linked_pairs()
+    except (OSError, subprocess.SubprocessError):
+        return True
+    return set().union(*linked) >= set(combinations(sorted(numbers), 2))
+
+
+def links() -> list[tuple[str, str]]:
+    """A line per kind of link: the pairs of GPUs that have no faster one, and what is used between them."""
+    try:
+        numbers, linked = linked_pairs()
+    except (OSError, subprocess.SubprocessError) as error:
+        return [("links", f"unknown ({error})")]
+    if len(numbers) < 2:
+        return [("links", "one GPU" if numbers else "unknown (nvidia-smi printed no matrix)")]
+    left = list(combinations(sorted(numbers), 2))
+    lines = []
+    for (_, name, use), pairs in zip(LINKS, linked, strict=True):
+        lines.append((name, use, [pair for pair in left if pair in pairs]))
+        left = [pair for pair in left if pair not in pairs]
+    lines.append((*NO_LINK, left))
+
+    def named(pairs: list[tuple[int, int]]) -> str:
+        if len(pairs) == len(numbers) * (len(numbers) - 1) // 2:
+            return f"all {len(numbers)} GPUs"
+        return "GPUs " + ", ".join(f"{one}-{other}" for one, other in pairs)
+
+    return [(name, f"{named(pairs)}: {use}") for name, use, pairs in lines if pairs]
