@@ -13,6 +13,21 @@ struct ArrivingRow {
     uint32_t i = 0;
 };
 
+// A choice in a row's header (RowOrigin).
+struct ReceivedChoice {
+    uint32_t id;      // of the expert, among all; kDropped
+    uint32_t extra;   // expert-major: the number among the source's rows for that expert; rank-major: the weight's bits
+    uint32_t expert;  // the same among those here
+    bool is_here;
+
+    // exists: a lane without a choice reads another one's.
+    CROSSDOCK_DEVICE static ReceivedChoice of(const auto& c, uint64_t payload, bool exists) {
+        const uint32_t id = static_cast<uint32_t>(payload);
+        const uint32_t expert = id - c.rank * c.offsets.experts_per_rank;
+        return {id, static_cast<uint32_t>(payload >> 32), expert, exists && expert < c.offsets.experts_per_rank};
+    }
+};
+
 // A lane's part of a row's header: the origin and one choice.
 struct Header {
     TaggedWord origin{};
@@ -69,36 +84,27 @@ class HeaderReader {
             const bool is_choice = k < c_.topk;
             if (base > 0 && !read_more(base, header)) return false;
             const RowOrigin origin = RowOrigin::of(header.origin.payload);
-            const uint32_t id = static_cast<uint32_t>(header.choice.payload);
-            const uint32_t extra = static_cast<uint32_t>(header.choice.payload >> 32);
-            const uint32_t expert = id - c_.rank * c_.offsets.experts_per_rank;  // among those here
-            const bool is_here = is_choice && expert < c_.offsets.experts_per_rank;
-            const uint32_t number = origin.first_choice + choices + ctx_.warp_count_before(is_here);
-            if (!ctx_.warp_all(expect_origin(row.source, origin, c_.expert_major && is_here ? number : 0)))
+            const ReceivedChoice choice = ReceivedChoice::of(c_, header.choice.payload, is_choice);
+            const uint32_t number = origin.first_choice + choices + ctx_.warp_count_before(choice.is_here);
+            if (!ctx_.warp_all(expect_origin(row.source, origin, c_.expert_major && choice.is_here ? number : 0)))
                 return false;
             if (base == 0 && is_leader(ctx_)) {
                 *placement.direct = origin.direct == args_.direct ? args_.direct : 0;
-                if (writes) *record = {origin.token_idx, cell_of(c_, origin.token_idx, origin.target_idx)};
-                if (writes && !c_.expert_major && row.source == c_.rank)
-                    *own_row(c_, origin.token_idx, 0) = static_cast<int32_t>(slot);
+                if (writes) record_origin(row, slot, origin, record);
             }
             int32_t row_idx = -1;
             if (c_.expert_major) {
-                if (is_here) row_idx = row_of_choice(announced, row.source, expert, extra);
-                if (is_here && writes) *choice_of(c_, row.source, number) = {row_idx, cell_of(c_, origin.token_idx, k)};
-                if (is_here && writes && row.source == c_.rank) *own_row(c_, origin.token_idx, k) = row_idx;
-                if (is_choice && writes) reinterpret_cast<int32_t*>(record + 1)[k] = row_idx;
-                choices += ctx_.warp_count(is_here);
-            } else if (is_choice && writes) {
-                args_.out_topk_idx[uint64_t{slot} * c_.topk + k] = static_cast<int32_t>(!is_here           ? kDropped
-                                                                                        : args_.global_ids ? id
-                                                                                                           : expert);
-                args_.out_weights[uint64_t{slot} * c_.topk + k] = float_of(extra);
+                if (choice.is_here) row_idx = row_of_choice(announced, row.source, choice);
+                if (writes && choice.is_here) record_choice(row, origin, k, number, row_idx);
+                if (writes && is_choice) reinterpret_cast<int32_t*>(record + 1)[k] = row_idx;
+                choices += ctx_.warp_count(choice.is_here);
+            } else if (writes && is_choice) {
+                tell_choice(slot, k, choice);
             }
             const uint32_t at = num + ctx_.warp_count_before(row_idx >= 0);
             if (row_idx >= 0) placement.rows[at] = static_cast<uint32_t>(row_idx);
             if (row_idx >= 0 && args_.transposed_scales)
-                placement.columns[at] = static_cast<uint32_t>(row_idx) - expert * c_.offsets.num_slots;
+                placement.columns[at] = static_cast<uint32_t>(row_idx) - choice.expert * c_.offsets.num_slots;
             num += ctx_.warp_count(row_idx >= 0);
         }
         if (!c_.expert_major) {
@@ -132,13 +138,31 @@ class HeaderReader {
   private:
     // The output row of a received row's choice of an expert here; -1 past the expert's capacity (only repeated ids can
     // exceed it).
-    CROSSDOCK_DEVICE int32_t row_of_choice(const Announced& announced, uint32_t source, uint32_t expert,
-                                           uint32_t number) const {
+    CROSSDOCK_DEVICE int32_t row_of_choice(const Announced& announced, uint32_t source,
+                                           const ReceivedChoice& choice) const {
         const uint64_t row_of_expert =
-            uint64_t{announced.first_rows[source * c_.offsets.experts_per_rank + expert]} + number;
+            uint64_t{announced.first_rows[source * c_.offsets.experts_per_rank + choice.expert]} + choice.extra;
         return row_of_expert < c_.offsets.num_slots
-                   ? static_cast<int32_t>(expert * c_.offsets.num_slots + row_of_expert)
+                   ? static_cast<int32_t>(choice.expert * c_.offsets.num_slots + row_of_expert)
                    : -1;
+    }
+    // For a later combine: where a row returns to, and rank-major the place of this rank's own row.
+    CROSSDOCK_DEVICE void record_origin(const ArrivingRow& row, uint32_t slot, const RowOrigin& origin,
+                                        RowRecord* record) const {
+        *record = {origin.token_idx, cell_of(c_, origin.token_idx, origin.target_idx)};
+        if (!c_.expert_major && row.source == c_.rank) *own_row(c_, origin.token_idx, 0) = static_cast<int32_t>(slot);
+    }
+    // For a later combine, expert-major: the row of a choice of an expert here. number: of the source's such choices.
+    CROSSDOCK_DEVICE void record_choice(const ArrivingRow& row, const RowOrigin& origin, uint32_t k, uint32_t number,
+                                        int32_t row_idx) const {
+        *choice_of(c_, row.source, number) = {row_idx, cell_of(c_, origin.token_idx, k)};
+        if (row.source == c_.rank) *own_row(c_, origin.token_idx, k) = row_idx;
+    }
+    // For the caller, rank-major.
+    CROSSDOCK_DEVICE void tell_choice(uint32_t slot, uint32_t k, const ReceivedChoice& choice) const {
+        const uint32_t id = args_.global_ids ? choice.id : choice.expert;
+        args_.out_topk_idx[uint64_t{slot} * c_.topk + k] = static_cast<int32_t>(choice.is_here ? id : kDropped);
+        args_.out_weights[uint64_t{slot} * c_.topk + k] = float_of(choice.extra);
     }
 
     // Records which of them is out of range. Always returns false.
