@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fabric/cuda/gin_connection.h"
 
-#include <cuda.h>
 #include <nccl_device.h>
 
 #include <algorithm>
@@ -10,19 +9,11 @@
 #include "core/log.h"
 #include "fabric/cuda/gin_advice.h"
 #include "runtime/cuda/cuda_check.h"
+#include "runtime/cuda/driver_function.h"
 
 namespace crossdock {
 namespace {
 
-// What the runtime lacks. version: the first driver that has what is asked for. Null: this one is older.
-template <typename Function>
-Function* driver_function(const char* name, unsigned version) {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSymbolNotFound;
-    const cudaError_t result = cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &status);
-    const bool has_it = result == cudaSuccess && status == cudaDriverEntryPointSuccess;
-    return has_it ? reinterpret_cast<Function*>(function) : nullptr;
-}
 bool lacks_attribute(int device) {
     const auto query = driver_function<decltype(cuDeviceGetAttribute)>("cuDeviceGetAttribute", 11020);
     int has_it = 1;

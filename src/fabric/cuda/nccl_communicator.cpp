@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fabric/cuda/nccl_communicator.h"
 
-#include <cuda.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -17,6 +15,7 @@
 #include "fabric/cuda/nvlink.h"
 #include "runtime/cuda/cuda_check.h"
 #include "runtime/cuda/cuda_runtime.h"
+#include "runtime/cuda/driver_function.h"
 
 namespace crossdock {
 namespace {
@@ -32,22 +31,10 @@ Deadline deadline_after(uint64_t timeout_ns) {
     return std::chrono::steady_clock::now() + std::chrono::nanoseconds(std::min(timeout_ns, kLongestNs));
 }
 
-using AddressRange = decltype(&cuMemGetAddressRange);
-
-// The driver's function; null if it has none.
-AddressRange driver_address_range() {
-    constexpr unsigned kDriverVersion = 3020;  // first with the function and 64-bit sizes
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSymbolNotFound;
-    const cudaError_t result =
-        cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function, kDriverVersion, cudaEnableDefault, &status);
-    if (result != cudaSuccess || status != cudaDriverEntryPointSuccess) return nullptr;
-    return reinterpret_cast<AddressRange>(function);
-}
-
 // The end of the mapping that contains `first`; 0: not known.
 uintptr_t end_of_mapping(const void* first) {
-    static const AddressRange address_range = driver_address_range();
+    // 3.2 is the first with 64-bit sizes.
+    static const auto address_range = driver_function<decltype(cuMemGetAddressRange)>("cuMemGetAddressRange", 3020);
     CUdeviceptr base = 0;
     size_t bytes = 0;
     if (address_range == nullptr ||

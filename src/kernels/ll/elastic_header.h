@@ -40,9 +40,7 @@ CROSSDOCK_DEVICE bool read_elastic_header(const Op& op, const HeaderReader<Op>& 
         if (!op.ctx.warp_all(headers.expect_origin(row.source, origin, 0))) return false;
         if (base == 0 && is_leader(op.ctx)) {
             *placement.direct = 0;
-            if (writes) *record = {origin.token_idx, cell_of(op.c, origin.token_idx, origin.target_idx)};
-            if (writes && !op.c.expert_major && row.source == op.c.rank)
-                *own_row(op.c, origin.token_idx, 0) = static_cast<int32_t>(number);
+            if (writes) headers.record_origin(row, number, origin, record);
             if (source != nullptr) {
                 source[0] = static_cast<int32_t>(row.source * call.origin_stride + origin.token_idx);
                 source[1] = static_cast<int32_t>(number);

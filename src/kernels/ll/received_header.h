@@ -134,6 +134,12 @@ class HeaderReader {
                 choice < c_.handle.choices_of_source) ||
                refuse_origin(ctx_, args_, op_, source, origin, choice);
     }
+    // For a later combine: where a row returns to, and rank-major the place of this rank's own row.
+    CROSSDOCK_DEVICE void record_origin(const ArrivingRow& row, uint32_t place, const RowOrigin& origin,
+                                        RowRecord* record) const {
+        *record = {origin.token_idx, cell_of(c_, origin.token_idx, origin.target_idx)};
+        if (!c_.expert_major && row.source == c_.rank) *own_row(c_, origin.token_idx, 0) = static_cast<int32_t>(place);
+    }
 
   private:
     // The output row of a received row's choice of an expert here; -1 past the expert's capacity (only repeated ids can
@@ -145,12 +151,6 @@ class HeaderReader {
         return row_of_expert < c_.offsets.num_slots
                    ? static_cast<int32_t>(choice.expert * c_.offsets.num_slots + row_of_expert)
                    : -1;
-    }
-    // For a later combine: where a row returns to, and rank-major the place of this rank's own row.
-    CROSSDOCK_DEVICE void record_origin(const ArrivingRow& row, uint32_t slot, const RowOrigin& origin,
-                                        RowRecord* record) const {
-        *record = {origin.token_idx, cell_of(c_, origin.token_idx, origin.target_idx)};
-        if (!c_.expert_major && row.source == c_.rank) *own_row(c_, origin.token_idx, 0) = static_cast<int32_t>(slot);
     }
     // For a later combine, expert-major: the row of a choice of an expert here. number: of the source's such choices.
     CROSSDOCK_DEVICE void record_choice(const ArrivingRow& row, const RowOrigin& origin, uint32_t k, uint32_t number,
