@@ -370,7 +370,7 @@ def test_when_a_plugin_is_chosen(no_network: Path, monkeypatch: pytest.MonkeyPat
     assert os.environ.pop("NCCL_RMA_PLUGIN") == str(no_network)
 
     def ask(*_: str) -> str:
-        raise AssertionError("nvidia-smi is asked in vain")
+        raise AssertionError("nvidia-smi is asked, and its answer changes nothing")
 
     monkeypatch.setattr(gpu_links, "ask", ask)
     gpu_links.all_reach_each_other.cache_clear()

@@ -70,7 +70,7 @@ def _address() -> str:
 def _borrowed(group: Any) -> Communicator:
     nccl.check_version()
     device = torch.device("cuda", torch.cuda.current_device())
-    nccl.offer_plugin()  # in vain if torch has made a communicator before
+    nccl.offer_plugin()  # has no effect if torch has made a communicator before
     # torch makes the communicator with the first operation.
     dist.all_reduce(torch.zeros(1, dtype=torch.float32, device=device), group=group)
     torch.cuda.synchronize(device)
