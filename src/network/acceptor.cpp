@@ -13,7 +13,7 @@ namespace crossdock::network {
 
 Socket Acceptor::accept(size_t num_unauthenticated, uint64_t now_ns) {
     constexpr uint64_t kPauseNs = 100'000'000;
-    if (is_full(num_unauthenticated, now_ns)) return Socket();
+    if (!accepts(num_unauthenticated, now_ns)) return Socket();
     Socket socket =
         Socket::made_by([&] { return accept4(socket_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); });
     if (socket.is_open()) return socket;

@@ -16,12 +16,13 @@ class Acceptor {
     static constexpr uint64_t kTimeoutNs = 10'000'000'000;
     static constexpr uint64_t kShortTimeoutNs = 250'000'000;
 
-    // A listening socket, which must outlive this.
-    explicit Acceptor(const Socket& socket) : socket_(socket) {}
+    // The socket must outlive this. listens: of one that does not, poll() reports a hang-up at once, again and again.
+    explicit Acceptor(const Socket& socket, bool listens = true) : socket_(socket), listens_(listens) {}
 
-    // What to poll: -1 at the limit.
+    bool listens() const { return listens_; }
+    // What to poll: -1 where nothing is accepted, and at the limit.
     int fd(size_t num_unauthenticated, uint64_t now_ns) const {
-        return is_full(num_unauthenticated, now_ns) ? -1 : socket_.fd();
+        return accepts(num_unauthenticated, now_ns) ? socket_.fd() : -1;
     }
     // How long a connection may stay unauthenticated.
     uint64_t timeout_ns(size_t num_unauthenticated, uint64_t now_ns) const {
@@ -34,11 +35,15 @@ class Acceptor {
     const std::string& trouble() const { return trouble_; }
 
   private:
+    bool accepts(size_t num_unauthenticated, uint64_t now_ns) const {
+        return listens_ && !is_full(num_unauthenticated, now_ns);
+    }
     bool is_full(size_t num_unauthenticated, uint64_t now_ns) const {
         return num_unauthenticated >= kMaxUnauthenticated || now_ns < closed_until_ns_;
     }
 
     const Socket& socket_;
+    bool listens_;
     uint64_t closed_until_ns_ = 0;
     std::string trouble_;
 };

@@ -87,6 +87,12 @@ struct Dialling {
     std::string reason;    // why the last one ended
 };
 
+// The lower rank dials.
+bool is_dialled_from_other_hosts(std::span<const RankAddress> addresses, uint32_t rank) {
+    return std::ranges::any_of(addresses.first(rank),
+                               [&](const RankAddress& each) { return !is_local(each, addresses[rank]); });
+}
+
 class Meeting {
   public:
     Meeting(const Listener& listener, std::span<const RankAddress> addresses, uint32_t rank,
@@ -95,7 +101,7 @@ class Meeting {
           rank_(rank),
           blob_(blob),
           listener_(listener),
-          remote_(listener.remote()),
+          remote_(listener.remote(), is_dialled_from_other_hosts(addresses, rank)),
           local_(listener.local()),
           links_(addresses.size()),
           has_left_(addresses.size(), false),
@@ -103,10 +109,8 @@ class Meeting {
         links_[rank].blob.assign(blob.begin(), blob.end());
         linked_.assign(addresses.size(), false);
         linked_[rank] = true;
-        // The lower rank dials. The port stays closed if no lower rank is on another host.
-        const auto below = addresses.first(rank);
-        if (!std::ranges::all_of(below, [&](const RankAddress& each) { return is_local(each, addresses[rank]); }))
-            start_to_listen(listener.remote());
+        // The port stays closed where nobody dials.
+        if (remote_.listens()) start_to_listen(listener.remote());
     }
     ~Meeting() {
         stop_listening(listener_.remote());
