@@ -21,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         failure = on({"threads", "2"}, setup_of(program), body_of(program));
     }
     if (!is_wild && !failure.empty()) {
-        std::fprintf(stderr, "%s\n", failure.c_str());
+        std::fprintf(stderr, "FAILED: %s\n", failure.c_str());
         std::abort();
     }
     return 0;

@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kMaxTensorBytes = 1 << 17;
 
 [[noreturn]] void report(const char* call, const char* what) {
-    std::fprintf(stderr, "after %s: %s\n", call, what);
+    std::fprintf(stderr, "FAILED after %s: %s\n", call, what);
     std::abort();
 }
 

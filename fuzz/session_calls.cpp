@@ -17,7 +17,7 @@ Pointer sentinel() {
 template <class Value>
 void expect_untouched(ncclResult_t result, const Value& value, const Value& before, const char* call) {
     if (result != ncclSuccess && value != before) {
-        std::fprintf(stderr, "after %s: a failed call has written its output\n", call);
+        std::fprintf(stderr, "FAILED after %s: a failed call has written its output\n", call);
         std::abort();
     }
 }

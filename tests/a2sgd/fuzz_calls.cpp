@@ -12,7 +12,7 @@ namespace crossdock::fuzz {
 namespace {
 
 [[noreturn]] void violate(const char* what) {
-    std::fprintf(stderr, "A2SGD: %s\n", what);
+    std::fprintf(stderr, "FAILED: A2SGD: %s\n", what);
     std::abort();
 }
 
