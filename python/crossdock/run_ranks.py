@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from crossdock import _core
@@ -72,6 +72,9 @@ def run_processes(num_ranks: int, program: Callable[..., Result], *arguments: An
 
     - The processes are spawned. So program, arguments and results must be picklable, and a script needs the usual
       `if __name__ == "__main__"`.
+    - After `multiprocessing.set_start_method("forkserver")` they come from the fork server. It starts faster if it has
+      the modules that your program needs (`set_forkserver_preload`). The ranks have the environment variables that
+      were set when the server started.
     - When all have ended, exceptions are raised as by run_threads. A process that ends without a result is a
       SystemFailure with its exit code.
     - No process outlives this call, even if Ctrl-C or a signal ends it.
@@ -79,12 +82,14 @@ def run_processes(num_ranks: int, program: Callable[..., Result], *arguments: An
     if num_ranks < 1:
         raise InvalidArgument(f"num_ranks is {num_ranks}, allowed: 1..4096")
     unique_id = Communicator.unique_id()
-    context = multiprocessing.get_context("spawn")
-    ranks: list[tuple[SpawnProcess, Connection]] = []
+    # Not a plain fork: the ranks would wait for locks that threads of this process hold.
+    has_server = multiprocessing.get_start_method(allow_none=True) == "forkserver"
+    context = multiprocessing.get_context("forkserver" if has_server else "spawn")
+    ranks: list[tuple[BaseProcess, Connection]] = []
     try:
         for rank in range(num_ranks):
             receiver, sender = context.Pipe(duplex=False)
-            own = (sender, os.getpid(), num_ranks, rank, unique_id, program, arguments)
+            own = (sender, num_ranks, rank, unique_id, program, arguments)
             # Not daemonic: those could not start processes themselves, as loaders of data do.
             process = context.Process(target=_run_rank, args=own)
             ranks.append((process, receiver))
@@ -103,7 +108,6 @@ Outcome = tuple[Any, BaseException | None]
 
 def _run_rank(
     sender: Connection,
-    launcher: int,
     num_ranks: int,
     rank: int,
     unique_id: bytes,
@@ -111,7 +115,7 @@ def _run_rank(
     arguments: Any,
 ) -> None:
     outcome: Outcome
-    _die_with(launcher)
+    _die_with_launcher()
     try:
         with Communicator.join(num_ranks, rank, unique_id) as communicator:
             outcome = program(communicator, *arguments), None
@@ -120,11 +124,19 @@ def _run_rank(
     sender.send_bytes(_pickled(rank, outcome))
 
 
-def _die_with(launcher: int) -> None:
+def _die_with_launcher() -> None:
     """Ends this process with the launcher, also one that a signal ends at once."""
+    launcher = multiprocessing.parent_process()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:
+    if launcher is None or not launcher.is_alive():
         os._exit(1)
+    if launcher.pid != os.getppid():  # which is a fork server, and lives as long as the processes that it made
+        threading.Thread(target=_end_behind, args=(launcher,), daemon=True).start()
+
+
+def _end_behind(launcher: BaseProcess) -> None:
+    launcher.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _pickled(rank: int, outcome: Outcome) -> bytes:
@@ -144,7 +156,7 @@ def _pickled(rank: int, outcome: Outcome) -> bytes:
     return pickled
 
 
-def _outcome_of(rank: int, process: SpawnProcess, receiver: Connection) -> Outcome:
+def _outcome_of(rank: int, process: BaseProcess, receiver: Connection) -> Outcome:
     try:
         outcome: Outcome = pickle.loads(receiver.recv_bytes())
     except EOFError:
@@ -154,7 +166,7 @@ def _outcome_of(rank: int, process: SpawnProcess, receiver: Connection) -> Outco
     return outcome
 
 
-def _end(processes: list[SpawnProcess]) -> None:
+def _end(processes: list[BaseProcess]) -> None:
     started = [process for process in processes if process.pid is not None]
     for process in started:
         process.terminate()  # those that have ended are left alone

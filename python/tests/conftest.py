@@ -13,6 +13,7 @@ from hypothesis import settings
 # ctest hides what the user has set (tests/environment.cmake); without it, these may be.
 os.environ["CROSSDOCK_JOIN_TIMEOUT_MS"] = os.environ["NCCL_EP_TIMEOUT_MS"] = "60000"
 
+multiprocessing.set_start_method("forkserver")
 multiprocessing.set_forkserver_preload(["torch"])  # seconds
 
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=15)

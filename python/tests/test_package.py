@@ -125,7 +125,7 @@ def test_processes_without_a_result_are_named() -> None:
 
 
 INTERRUPTED = """
-import os, signal, time, crossdock as ep
+import multiprocessing, os, signal, sys, time, crossdock as ep
 
 def program(comm):
     os.write(1, f"{os.getpid()}\\n".encode())  # whole lines, whatever the other rank writes
@@ -133,6 +133,7 @@ def program(comm):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore interrupts
+    multiprocessing.set_start_method(sys.argv[1])
     ep.run_processes(2, program)
 """
 
@@ -145,11 +146,13 @@ def has_ended(pid: int) -> bool:
         return True
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_process_outlives_its_launcher(tmp_path: Path, sent: signal.Signals) -> None:
+def test_no_process_outlives_its_launcher(tmp_path: Path, sent: signal.Signals, method: str) -> None:
     script = tmp_path / "program.py"
     script.write_text(INTERRUPTED)
-    parent = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, script, method]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     ranks = [int(parent.stdout.readline()) for _ in range(2)]
     parent.send_signal(sent)  # to it alone
