@@ -148,6 +148,7 @@ CROSSDOCK_DEVICE_RARE void mask_peer(const Ctx& ctx, const WaitScope& scope, uin
 
 CROSSDOCK_DEVICE_RARE void record_expired_wait(const Ctx& ctx, const WaitScope& scope, Operation operation,
                                                WaitStep step, uint32_t peer, uint64_t expected, uint64_t seen) {
+    ctx.note_unread_slots_allowed();  // first: other warps stop as soon as the group has failed
     ExpiredWait& record = scope.status->expired;
     if (ctx.add_acq_rel_device(&record.claimed, 1) == 0) {
         record.operation = scope.operation;
