@@ -13,6 +13,8 @@
 #include <cstring>
 #include <initializer_list>
 #include <list>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "crossdock.h"
@@ -103,8 +105,9 @@ class Session {
     ncclEpTensor_t* make_routing(const Handle& handle, uint32_t num_tokens);
     void set_memory(FuzzTensor& made);
     void expect(ncclResult_t result, const char* call);
-    // An update of a high-throughput handle that brings too many rows fails its group after it has told how many.
-    void expect_update(ncclResult_t result, const Handle& handle, const char* call);
+    // Whether a call has failed its group instead of being refused, because more rows came than allowed. Later calls of
+    // the group, which are refused, say the same.
+    bool has_run(ncclResult_t result);
     ncclEpLayout_t choose_layout(const Group& group);
     // High throughput: rows of a receive tensor that are enough for every routing.
     size_t num_rows(const Handle& handle) const;
@@ -164,6 +167,7 @@ class Session {
     int num_ranks_ = 1;
     std::vector<Group> groups_;
     std::vector<Handle> handles_;
+    std::set<std::string> failures_;  // of groups
     A2sgdCalls a2sgd_;
     bool is_about_a2sgd_ = false;
     std::list<FuzzTensor> tensors_;  // of all calls: what operations borrow must stay

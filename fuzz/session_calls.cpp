@@ -183,7 +183,7 @@ void Session::create_handle() {
     if (result != ncclSuccess && made.handle != nullptr) {
         expect_untouched(result, made.handle, sentinel<ncclEpHandle_t>(), "ncclEpCreateHandle");
     }
-    expect_update(result, made, "ncclEpCreateHandle");
+    expect(result, "ncclEpCreateHandle");
     if (result == ncclSuccess) {
         handles_.push_back(made);
     }
@@ -213,7 +213,7 @@ void Session::update_handle() {
     const bool is_told = input_.rarely() != handle.group.is_ht;
     const ncclResult_t result =
         ncclEpUpdateHandle(handle.handle, routing, is_told ? break_struct(layout_info) : nullptr, nullptr);
-    expect_update(result, handle, "ncclEpUpdateHandle");
+    expect(result, "ncclEpUpdateHandle");
     if (result == ncclSuccess) {
         handle.num_tokens = num_tokens;
     }

@@ -124,6 +124,7 @@ CROSSDOCK_DEVICE_RARE void tell_host_of_failure(const Ctx& ctx, const WaitScope&
 // Ends every later wait of this rank and fails every later call. claimed: of the record that says why. Two different
 // threads may fail the group and write the record; the later one notifies the host, which then finds it complete.
 CROSSDOCK_DEVICE_RARE void fail_group(const Ctx& ctx, const WaitScope& scope, uint32_t* claimed) {
+    ctx.note_unread_slots_allowed();  // first: other warps stop as soon as the group has failed
     ctx.store_relaxed_device(&scope.control->failed, 1);
     if (ctx.add_acq_rel_device(claimed, 0) >= kRecordWritten) tell_host_of_failure(ctx, scope);
 }
@@ -137,6 +138,7 @@ CROSSDOCK_DEVICE_RARE void complete_record(const Ctx& ctx, const WaitScope& scop
 }
 
 CROSSDOCK_DEVICE_RARE void mask_peer(const Ctx& ctx, const WaitScope& scope, uint32_t peer) {
+    ctx.note_unread_slots_allowed();  // first, as in fail_group
     // Counted before and after: who has read the mask after a count, and later finds the same count, has its latest
     // state.
     ctx.add_acq_rel_device(&scope.control->losses, 1);
@@ -148,7 +150,6 @@ CROSSDOCK_DEVICE_RARE void mask_peer(const Ctx& ctx, const WaitScope& scope, uin
 
 CROSSDOCK_DEVICE_RARE void record_expired_wait(const Ctx& ctx, const WaitScope& scope, Operation operation,
                                                WaitStep step, uint32_t peer, uint64_t expected, uint64_t seen) {
-    ctx.note_unread_slots_allowed();  // first: other warps stop as soon as the group has failed
     ExpiredWait& record = scope.status->expired;
     if (ctx.add_acq_rel_device(&record.claimed, 1) == 0) {
         record.operation = scope.operation;

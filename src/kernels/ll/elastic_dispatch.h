@@ -86,7 +86,6 @@ CROSSDOCK_DEVICE void store_id(const ElasticDispatchArgs& call, uint64_t i, int3
 
 // More rows come than an output has.
 CROSSDOCK_DEVICE void refuse_rows(const auto& op, uint64_t rows, uint32_t most) {
-    op.ctx.note_unread_slots_allowed();  // first: other warps stop as soon as the group has failed
     record_overflow(op.ctx, op.c.scope, op.c.rank, static_cast<uint32_t>(rows < UINT32_MAX ? rows : UINT32_MAX), most);
 }
 
