@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For sources that replace the instances of a kernels.cu in builds without CUDA.
+// For sources that replace the instances of .cu files in builds without CUDA.
 #pragma once
 
 #include "core/error.h"

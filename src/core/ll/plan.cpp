@@ -60,12 +60,13 @@ uint32_t blocks_of_ll128(const Group& group, const LlCommon& common, uint32_t mo
     return blocks_for(group, most_sms, 2 * common.num_tokens);
 }
 
-// If the arena has room for only some ranks' rows as LL128 rows, rows return in the form in which they came, so all of
-// these ranks send LL128 rows.
 bool sends_ll128(const Group& group, const LlCommon& common, uint32_t most_sms) {
     const LlGeometry& arena = common.arena;
     const uint32_t tokens = common.num_tokens;
-    if (tokens > arena.ll128_tokens || !arena.fits_all_in_ll128()) return tokens <= arena.ll128_tokens;
+    if (tokens > arena.ll128_tokens) return false;
+    // If the arena has room for only some ranks' rows as LL128 rows, rows return in the form in which they came, so all
+    // of these ranks send LL128 rows.
+    if (!arena.fits_all_in_ll128()) return true;
     if (tokens > group.communicator().backend().dispatch_ll128_tokens) return false;
     return tokens <= kFewDispatchTokens || (tokens <= kMostLl128TokensOfDispatch &&
                                             tokens * most_targets(common) <= blocks_of_ll128(group, common, most_sms));

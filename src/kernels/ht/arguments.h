@@ -178,9 +178,9 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t note_bytes(uint32_t lanes) {
     return static_cast<uint32_t>(align_up(40 + 8 * uint64_t{lanes}, 16));
 }
 
+// Of a block's warps, the first ones send rows, the next ones receive them, and the last ones exchange weights.
 struct HtWarpLayout {
-    uint32_t
-        producers;  // the block's first warps send rows, the next ones receive them, the last ones exchange weights
+    uint32_t producers;
     uint32_t consumers;
     uint32_t weight_warps;
     uint32_t producer_stages;  // of a warp: 1 or 2

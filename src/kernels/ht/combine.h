@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // High-throughput combine: one kernel. Here its receive half: a warp takes a token and sums the one row that each of
 // its ranks (of another team: the team) has for it, in ascending order, or the rows of its choices in their order
-// (HtWire::kChoices), in fp32 with one rounding. Contract:
-// nccl_ep.h, ncclEpCombine; protocol: docs/protocol.md.
+// (HtWire::kChoices), in fp32 with one rounding. Contract: nccl_ep.h, ncclEpCombine; protocol: docs/protocol.md.
 #pragma once
 
 #include "device/row_copy.h"
@@ -43,9 +42,9 @@ CROSSDOCK_DEVICE void collect_words(const Ctx& ctx, const HtElasticCombineArgs& 
         uint32_t word = 0;
         CROSSDOCK_ROLLED
         for (uint32_t i = first; i < num; ++i) {
-            const Summand term = Summand::of(c, plan.origins[i]);
-            word |= term.is_team ? reinterpret_cast<const uint32_t*>(plan.rows[i] + args.row_bytes)[column]
-                                 : word_of_lsa_row(ctx, args, c.rank, token, term.number, plan.rows[i], column);
+            const Summand summand = Summand::of(c, plan.origins[i]);
+            word |= summand.is_team ? reinterpret_cast<const uint32_t*>(plan.rows[i] + args.row_bytes)[column]
+                                    : word_of_lsa_row(ctx, args, c.rank, token, summand.number, plan.rows[i], column);
         }
         args.elastic.out_weights[uint64_t{token} * c.topk + column] = float_of(word);
     });
@@ -64,16 +63,17 @@ CROSSDOCK_DEVICE uint32_t note_choices(const Ctx& ctx, const HtCombineArgs& args
     for (uint32_t base = 0; base < c.topk; base += kLanes) {
         const uint32_t k = base + ctx.lane();
         const int32_t id = k < c.topk ? ids[k] : -1;
-        const Summand term = Summand::of_rank(c, id < 0 ? c.rank : static_cast<uint32_t>(id) / experts);
-        const uint32_t first = term.is_team ? term.number * team_size(c) : term.number;
+        const Summand summand = Summand::of_rank(c, id < 0 ? c.rank : static_cast<uint32_t>(id) / experts);
+        const uint32_t first = summand.is_team ? summand.number * team_size(c) : summand.number;
         const PlaceInPacket place = PlaceInPacket::of(ctx, ids, c.topk, k, id, static_cast<int32_t>(first * experts));
         const std::byte* row = nullptr;
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; place.exists && i < num; ++i) {
-            if (Summand::of(c, plan.origins[i]) != term) continue;
-            row = term.is_team
-                      ? GinRing::of_rows(c, term.number, ctx.block_idx()).incoming(args.gin_rows, plan.slots[i])
-                      : LsaRing::combine_from(c, c.rank, term.number, ctx.block_idx()).packet(args.rows, plan.slots[i]);
+            if (Summand::of(c, plan.origins[i]) != summand) continue;
+            row = summand.is_team
+                      ? GinRing::of_rows(c, summand.number, ctx.block_idx()).incoming(args.gin_rows, plan.slots[i])
+                      : LsaRing::combine_from(c, c.rank, summand.number, ctx.block_idx())
+                            .packet(args.rows, plan.slots[i]);
             row += uint64_t{place.row} * args.row_bytes;
         }
         const uint32_t has_row = row != nullptr ? 1 : 0;
@@ -98,18 +98,18 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const Args& args, const Operatio
     CROSSDOCK_ROLLED
     for (uint32_t base = 0; base < Summand::num(c); base += kLanes) {
         const uint32_t i = base + ctx.lane();
-        const bool is_term = i < Summand::num(c);
-        const Summand term = is_term ? Summand::of(c, i) : Summand{0, false};
+        const bool is_summand = i < Summand::num(c);
+        const Summand summand = is_summand ? Summand::of(c, i) : Summand{0, false};
         const std::byte* row = nullptr;
         SentRow sent{false, 0, 0};
-        if (is_term && term.is_team) {
-            sent = crossing_row(c, Crossing::kOut, term.number, token, share);
-            const GinRing ring = GinRing::of_rows(c, term.number, channel);
+        if (is_summand && summand.is_team) {
+            sent = crossing_row(c, Crossing::kOut, summand.number, token, share);
+            const GinRing ring = GinRing::of_rows(c, summand.number, channel);
             if (sent.exists && ring.wait_packet(ctx, operation, args.gin_rows, sent.packet))
                 row = ring.incoming(args.gin_rows, sent.packet);
-        } else if (is_term && states[term.number] != kAbsent) {
-            sent = sent_row(c, term.number, token, share);
-            find_lsa_row(ctx, args, operation, c.rank, term.number, sent, row);
+        } else if (is_summand && states[summand.number] != kAbsent) {
+            sent = sent_row(c, summand.number, token, share);
+            find_lsa_row(ctx, args, operation, c.rank, summand.number, sent, row);
         }
         num += note_rows(ctx, plan, num, row, i, sent.packet);
     }
@@ -126,11 +126,11 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const Args& args, const Operatio
     ctx.enter(Phase::kCombineCredit);
     CROSSDOCK_ROLLED
     for (uint32_t i = first + ctx.lane(); i < num; i += kLanes) {
-        const Summand term = Summand::of(c, plan.origins[i]);
-        if (term.is_team) {
-            GinRing::of_rows(c, term.number, channel).give_credit(ctx, operation, args.gin_rows, plan.slots[i]);
-        } else if (states[term.number] == kEntered) {
-            LsaRing::combine_from(c, c.rank, term.number, channel)
+        const Summand summand = Summand::of(c, plan.origins[i]);
+        if (summand.is_team) {
+            GinRing::of_rows(c, summand.number, channel).give_credit(ctx, operation, args.gin_rows, plan.slots[i]);
+        } else if (states[summand.number] == kEntered) {
+            LsaRing::combine_from(c, c.rank, summand.number, channel)
                 .give_credit(ctx, operation, args.rows, plan.slots[i]);
         }
     }

@@ -85,6 +85,7 @@ CROSSDOCK_DEVICE void store_share(const Ctx& ctx, const PartSum<kDType>& sum, st
                            share + bytes / 2 + element / kMxfp8Block);
         }
     } else {
+        static_assert(!is_quantised(kWire), "how a share is quantised");
         sum.store(ctx, share, bytes);
     }
 }
@@ -113,6 +114,7 @@ CROSSDOCK_DEVICE uint32_t quantise_part(const Ctx& ctx, std::byte* stage, uint32
         quantise_mxfp8(ctx, stage, bytes / 2, stage + tail_at, stage + tail_at + bytes / 2);
         return tail_at;
     }
+    static_assert(kWire == HtWire::kMxfp8 || !is_quantised(kWire), "how a part is quantised");
     return 0;
 }
 
@@ -123,6 +125,7 @@ CROSSDOCK_DEVICE void sum_wire_rows(const Ctx& ctx, const std::byte* const* rows
     if constexpr (kWire == HtWire::kMxfp8) {
         sum_mxfp8_rows(ctx, rows, count, bytes / 2, quantised_bytes / 2, out);
     } else {
+        static_assert(!is_quantised(kWire), "how quantised rows are summed");
         sum_rows<kDType>(ctx, PointerSummands{rows, count}, 0, bytes / dtype_bytes(kDType), out);
     }
 }

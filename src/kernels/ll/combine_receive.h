@@ -39,17 +39,17 @@ class CombineReceive {
             const uint32_t part = i / c_.num_tokens;
             const uint32_t token = i - part * c_.num_tokens;
             std::byte* out = args_.out_tokens + uint64_t{token} * args_.row_bytes;
-            bool has_all = false;
-            const uint32_t num = list_summands_of_token(token, choice, alike, has_all);
+            bool all_alike = false;
+            const uint32_t num = list_summands_of_token(token, choice, alike, all_alike);
             ctx_.mark(Step::kCombineListed);
-            if (!has_all && !wait_entries(num)) {
+            if (!all_alike && !wait_entries(num)) {
                 ctx_.note_unread_slots_allowed();
             } else if (is_ll128) {
                 sum_ll128_rows(num, shape, parts.run(part), out);
             } else {
                 sum_plain_rows(num, part, out);
             }
-            if (!has_all) alike = ranks_entered_alike(ctx_, args_, op_);
+            if (!all_alike) alike = ranks_entered_alike(ctx_, args_, op_);
             if (i + share.step() < work) choice = choice_of_lane((i + share.step()) % c_.num_tokens, 0);
             ctx_.warp_sync();
             ctx_.mark(Step::kCombineSummed);
@@ -117,14 +117,14 @@ class CombineReceive {
     }
 
     // Lists the rows that are summed for one token, in the order of its choices, and returns their number. Skips rows
-    // of masked ranks, and own choices that had no room. first_choice: choice_of_lane of the first choices. has_all:
+    // of masked ranks, and own choices that had no room. first_choice: choice_of_lane of the first choices. all_alike:
     // the ranks of all these rows are in the bit mask `alike`. Expert-major, a choice of this rank that was not
     // dispatched here arrives in its cell like any other.
     CROSSDOCK_DEVICE uint32_t list_summands_of_token(uint32_t token, Choice first_choice, uint64_t alike,
-                                                     bool& has_all) const {
+                                                     bool& all_alike) const {
         const bool per_choice = has_row_per_choice(args_);
         const uint64_t ranks = is_elastic(args_) ? ranks_of_token(token, first_choice) : 0;
-        has_all = true;
+        all_alike = true;
         uint32_t num_targets = 0;  // ranks of the choices that all lanes have seen to
         uint32_t num = 0;
         CROSSDOCK_ROLLED
@@ -143,7 +143,7 @@ class CombineReceive {
                                                   : num + ctx_.warp_count_before(is_summed);
             num += ctx_.warp_count(is_summed);
             const bool is_alike = rank < kRanksSeenAtOnce && (alike >> (rank & (kRanksSeenAtOnce - 1)) & 1) != 0;
-            has_all = has_all && ctx_.warp_all(!is_summed || is_alike);
+            all_alike = all_alike && ctx_.warp_all(!is_summed || is_alike);
             if (!is_summed) continue;
             summands_.index[at] = is_own && is_row_here(choice.own_row)
                                       ? summand_of_own_row(choice.own_row)

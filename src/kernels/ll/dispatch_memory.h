@@ -17,7 +17,7 @@ struct TokenPlan {
     uint32_t* row_idx;     // [targets] among this source's rows there
     uint32_t* choices;     // [targets] the rank's first choice
     uint32_t* num_targets;
-    uint32_t* own_target;  // this rank, if its row stays; else kDropped
+    uint32_t* own_target;  // which of the targets is this rank, if its row stays; else kDropped
 
     CROSSDOCK_HOST_DEVICE constexpr void lay_out(auto& memory, uint32_t topk) {
         memory.take(rows, topk);

@@ -97,9 +97,9 @@ class DispatchReceive {
         CROSSDOCK_ROLLED
         for (uint32_t i = share.first(ctx_); i < num_rows * parts.num; i += share.step()) {
             const uint32_t number = i / parts.num;
-            const uint32_t slot = number / c_.arena.num_ranks;
-            const ArrivingRow row{number - slot * c_.arena.num_ranks, slot};
-            if (slot >= announced.ll128[row.source]) continue;
+            const uint32_t index = number / c_.arena.num_ranks;
+            const ArrivingRow row{number - index * c_.arena.num_ranks, index};
+            if (index >= announced.ll128[row.source]) continue;
             const Ll128Run run = parts.run(i % parts.num);
             const bool came = receive_ll128(announced, row, shape, run, placement);
             rows.expected += run.begin == 0 ? 1 : 0;

@@ -90,8 +90,8 @@ class DispatchSend {
         for (uint32_t i = 0; i < batch.num; ++i) stage_at(i).wait_loaded(ctx_, round_);
     }
 
-    // Each block sends a contiguous run of tokens; the last block announces the counts, and sends only if it is the
-    // only block.
+    // Each sending block sends a contiguous run of tokens. The last block of the grid announces the counts; where there
+    // are several, the launch plan leaves it out of the sending ones (core/ll/plan.cpp).
     struct TokenRun {
         uint32_t begin;
         uint32_t end;

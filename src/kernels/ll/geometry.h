@@ -160,8 +160,8 @@ struct LlArenaLayout {
 // clock, because no block needs the current one any more.
 struct LlArenaState {
     uint64_t clock;  // LlClock
-    // free_from[epoch % 2][buffer]: a peer that has entered this epoch has finished reading the buffer. Read by the
-    // operation of that epoch, written by the one before it.
+    // free_from[epoch % 2][buffer] = E: a peer that has entered operation E has finished reading the buffer. Operation
+    // `epoch` reads it, and the one before has written it.
     uint64_t free_from[2][kNumBuffers];
     uint32_t tickets;
     uint32_t blocks_done;  // only with masks

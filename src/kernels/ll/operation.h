@@ -64,8 +64,8 @@ class LlOperation : public LlWaits<Args> {
         LlBlockHead& head = block_head(ctx);
         if (has_role(ctx, WarpRole::kClock) && is_leader(ctx)) {
             head.clock = ctx.load_relaxed_system(&c.state->clock);
-            // The ticket is taken after the clock is read: a bit that is never set makes it depend on the clock. Its
-            // value is not needed here.
+            // The ticket is taken after the clock is read: a bit that is never set makes it depend on the clock. The
+            // ticket is not needed here.
             const uint32_t none = static_cast<uint32_t>(head.clock >> 63);
             ticket_ = ctx.count_up_device(&c.state->tickets, blocks() + none);
             head.is_refused = 0;

@@ -43,7 +43,7 @@ struct TokenIds {
 // Choices as the caller passed them. Nothing waits for their loads until they are used.
 struct GivenIds {
     int64_t ids[TokenIds::kMost] = {};
-    uint32_t num = 0;  // how many of them, or more
+    uint32_t num = 0;  // the choices from here on, of which `ids` has the first ones
 };
 template <typename Op>
 class RoutingCounter {
@@ -144,6 +144,7 @@ class RoutingCounter {
             }
         }
         if (ctx_.num_blocks() > 1) return;
+        // The only block also sends, and counts again for its own tokens.
         ctx_.block_sync();
         clear();
         ctx_.block_sync();

@@ -38,9 +38,9 @@ class LlWaits : public LlPeers<Args> {
         return ctx.warp_broadcast(asks && is_leader(ctx) && wait_credit(peer) ? 1u : 0u) != 0;
     }
 
-    // The peer's entry. A later entry for the same buffer may overtake one that is put, which then overwrites it: the
-    // later one's signal tells that it had arrived, and the entry counts as that of a later operation, whose sender has
-    // accepted this rank's terms.
+    // The peer's entry. Entries that a GIN peer puts may arrive in another order. If the peer's signal has this epoch
+    // but the entry is older, an entry of this epoch or a later one was here and was overwritten. It then counts as one
+    // of a later operation, whose sender has accepted this rank's terms.
     CROSSDOCK_DEVICE TaggedWord load_entry_of(uint32_t peer) const {
         if constexpr (!kHasGinPeers) return load_entry(ctx, c.scope, *this, peer);
         const bool was_here = is_gin_peer(peer) && ctx.load_acquire_system(entered_by(peer)) >= epoch;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For kernels.cu: launches a kernel on a stream.
+// For .cu files with kernels: launches a kernel on a stream.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,7 +12,7 @@
 
 namespace crossdock {
 
-// Each kernels.cu defines launch_on_gpu(Kernel, args, shape, stream) for its kPeers, which chooses the variant and
+// Each such file defines launch_on_gpu(Kernel, args, shape, stream) for its kPeers, which chooses the variant and
 // launches it. It is static, because argument-dependent lookup does not search unnamed namespaces.
 template <typename Kernel, Peers kReached>
 void OnGpu<Kernel, kReached>::launch(const typename Kernel::Args& args, const LaunchShape& shape, cudaStream_t stream) {
