@@ -53,7 +53,8 @@ void run_two_ranks(Input input, uint8_t seed, const SessionKind& kind) {
     // Ranks that make the same calls cannot break the protocol, and one that ends early or differs only makes calls
     // fail.
     if (result != ncclSuccess) {
-        std::fprintf(stderr, "FAILED: the simulation ended with %d: %s\n", static_cast<int>(result), crossdockGetLastError());
+        std::fprintf(stderr, "FAILED: the simulation ended with %d: %s\n", static_cast<int>(result),
+                     crossdockGetLastError());
         std::abort();
     }
     if (pair.passed[0].is_known && pair.passed[1].is_known && pair.passed[0] != pair.passed[1]) {

@@ -126,7 +126,8 @@ void Session::expect(ncclResult_t result, const char* call) {
 
 bool Session::has_run(ncclResult_t result) {
     const std::string message = crossdockGetLastError();
-    return result == ncclInvalidUsage && message.starts_with("the group has failed") && failures_.insert(message).second;
+    return result == ncclInvalidUsage && message.starts_with("the group has failed") &&
+           failures_.insert(message).second;
 }
 
 FuzzTensor& Session::make_tensor(ncclDataType_t dtype, std::initializer_list<size_t> extents) {
