@@ -84,7 +84,7 @@ def run_processes(num_ranks: int, program: Callable[..., Result], *arguments: An
     unique_id = Communicator.unique_id()
     # Not a plain fork: the ranks would wait for locks that threads of this process hold.
     has_server = multiprocessing.get_start_method(allow_none=True) == "forkserver"
-    context = multiprocessing.get_context("forkserver" if has_server else "spawn")
+    context = multiprocessing.get_context("forkserver") if has_server else multiprocessing.get_context("spawn")
     ranks: list[tuple[BaseProcess, Connection]] = []
     try:
         for rank in range(num_ranks):
