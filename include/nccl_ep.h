@@ -457,7 +457,8 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t* handle, ncclEpGroup_t ep_group, nc
                               const ncclEpHandleConfig_t* config, int num_topk, const ncclEpTensor_t* handle_mem);
 
 // Binds the routing of the next operations: topk_idx [B, K], int32 or int64, global expert ids. A negative id, or one
-// that is >= E, drops that choice; duplicates are legal. Repeating it without a dispatch between is legal.
+// that is >= E, drops that choice; duplicates are legal. In HT, a token that names an expert twice has one row there,
+// with the weight of one of these choices. Repeating the call without a dispatch between is legal.
 //
 // LL: local, enqueues nothing, layout_info NULL. topk_idx is borrowed: dispatch and combine read its memory when they
 // execute. So it must not change from the dispatch to the end of the matching combine, and a graph replay reads what it

@@ -20,6 +20,7 @@ from crossdock._core import Communicator
 from crossdock.errors import InvalidArgument, InvalidUsage, RemoteError, SystemFailure
 
 PR_SET_PDEATHSIG = 1
+MOST_RANKS = 4096
 GRACE_S = 5.0  # for processes to end after SIGTERM
 
 Result = TypeVar("Result")
@@ -32,6 +33,8 @@ def run_threads(num_ranks: int, program: Callable[..., Result], *arguments: Any)
     If programs raise exceptions, that of the lowest rank is raised here. A RemoteError only reports the failure of
     another rank, so it is raised only if there is no other exception.
     """
+    _expect_number(num_ranks)
+    communicators = Communicator.create_threads(num_ranks)
     results: list[Any] = [None] * num_ranks
     failures: list[BaseException | None] = [None] * num_ranks
 
@@ -42,7 +45,6 @@ def run_threads(num_ranks: int, program: Callable[..., Result], *arguments: Any)
         except BaseException as failure:
             failures[rank] = failure
 
-    communicators = Communicator.create_threads(num_ranks)
     threads = [threading.Thread(target=run, args=(communicator,)) for communicator in communicators]
     for thread in threads:
         thread.start()
@@ -59,6 +61,11 @@ def run_threads(num_ranks: int, program: Callable[..., Result], *arguments: Any)
         raise
     _raise_cause(failures)
     return results
+
+
+def _expect_number(num_ranks: int) -> None:
+    if not 1 <= num_ranks <= MOST_RANKS:
+        raise InvalidArgument(f"num_ranks is {num_ranks}, allowed: 1..{MOST_RANKS}")
 
 
 def _raise_cause(failures: Sequence[BaseException | None]) -> None:
@@ -79,8 +86,7 @@ def run_processes(num_ranks: int, program: Callable[..., Result], *arguments: An
       SystemFailure with its exit code.
     - No process outlives this call, even if Ctrl-C or a signal ends it.
     """
-    if num_ranks < 1:
-        raise InvalidArgument(f"num_ranks is {num_ranks}, allowed: 1..4096")
+    _expect_number(num_ranks)
     unique_id = Communicator.unique_id()
     # Not a plain fork: the ranks would wait for locks that threads of this process hold.
     has_server = multiprocessing.get_start_method(allow_none=True) == "forkserver"

@@ -120,6 +120,23 @@ void refuse_config(nb::handle config, nb::handle expected_type) {
                      ", allowed: " + shown(expected_type.attr("__name__")) + ", None");
 }
 
+namespace {
+
+bool takes(nb::handle config, nb::handle name, nb::handle value) {
+    const bool is_set = PyObject_SetAttr(config.ptr(), name.ptr(), value.ptr()) == 0;
+    if (!is_set) PyErr_Clear();
+    return is_set;
+}
+
+// Of a field that holds numbers; changes its value.
+const char* range_of(nb::handle config, nb::handle name) {
+    const bool is_wide = takes(config, name, nb::int_(uint64_t{1} << 32));
+    if (takes(config, name, nb::int_(-1))) return is_wide ? "-2**63..2**63-1" : "-2147483648..2147483647";
+    return is_wide ? "0..2**64-1" : "0..4294967295";
+}
+
+}  // namespace
+
 void set_fields(nb::handle config, const nb::kwargs& fields) {
     for (const auto& [name, value] : fields) {
         const bool is_field = PyObject_HasAttr(reinterpret_cast<PyObject*>(Py_TYPE(config.ptr())), name.ptr()) != 0 &&
@@ -131,6 +148,8 @@ void set_fields(nb::handle config, const nb::kwargs& fields) {
         if (PyObject_SetAttr(config.ptr(), name.ptr(), value.ptr()) != 0) {
             if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) nb::raise_python_error();
             PyErr_Clear();
+            if (PyLong_CheckExact(value.ptr()) != 0 && PyLong_CheckExact(config.attr(name).ptr()) != 0)
+                invalid_argument(shown(name) + " is " + shown(value) + ", allowed: " + range_of(config, name));
             throw nb::type_error((shown(name) + " is " + shown(value) + ", which is out of range or of a wrong type, " +
                                   Py_TYPE(value.ptr())->tp_name)
                                      .c_str());

@@ -21,6 +21,7 @@ namespace {
 // Python's half, looked up once.
 struct Types {
     nb::object lease, handle;
+    nb::object is_inference, version;  // names of attributes
 
     static const Types& get() {
         static const Types* types = nullptr;  // no guarded initialisation: imports may let other threads run
@@ -31,11 +32,24 @@ struct Types {
   private:
     Types()
         : lease(nb::module_::import_("crossdock.deep_ep.low_latency").attr("RoundTrip")),
-          handle(nb::module_::import_("crossdock.deep_ep.low_latency").attr("LowLatencyHandle")) {}
+          handle(nb::module_::import_("crossdock.deep_ep.low_latency").attr("LowLatencyHandle")),
+          is_inference(nb::steal(PyUnicode_InternFromString("is_inference"))),
+          version(nb::steal(PyUnicode_InternFromString("_version"))) {}
 };
 
 void expect_python(bool worked) {
     if (!worked) nb::raise_python_error();
+}
+
+// How many changes torch has counted of a tensor's memory; -1: it does not count them (torch.inference_mode).
+int64_t version_of(nb::handle tensor) {
+    const Types& types = Types::get();
+    const auto uncounted = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), types.is_inference.ptr()));
+    expect_python(uncounted.is_valid());
+    if (uncounted.ptr() == Py_True) return -1;
+    const auto version = nb::steal(PyObject_GetAttr(tensor.ptr(), types.version.ptr()));
+    expect_python(version.is_valid());
+    return nb::cast<int64_t>(version);
 }
 
 // A tuple of a subclass without attributes of its own.
@@ -153,6 +167,7 @@ nb::object dispatch_along(nb::handle object, nb::handle x, nb::handle topk_idx, 
     nb::inst_mark_ready(made);
     lease.form = nb::borrow(object);
     lease.topk_idx = lease.bound = nb::borrow(topk_idx);
+    lease.version = version_of(topk_idx);
     lease.combine_buffer = lease.sources = nb::none();
     const bool is_captured = (!form.is_cpu || turn.has_streams()) && is_capturing();
     take_handle(form, lease, is_captured);
@@ -214,7 +229,7 @@ nb::object combine(nb::handle pools, nb::handle x, nb::handle topk_idx, nb::hand
     const nb::handle none = Py_None;
     const bool is_known = is_own == 1 && form.combines.look_up({x, topk_idx, topk_weights, out, none}).is_valid();
     if (!is_known || lease.is_pending || !lease.bound.is(lease.topk_idx) || !is_same_memory(topk_idx, lease.topk_idx) ||
-        !is_dense(topk_weights)) {
+        version_of(topk_idx) != lease.version || !is_dense(topk_weights)) {
         return nb::none();
     }
     auto& handle = nb::cast<Handle&>(lease.taken);
@@ -304,6 +319,7 @@ void bind_deep_ep_calls(nb::module_& module) {
         .def_rw("sources", &LowLatencyLease::sources, nb::arg().none(),
                 nb::for_getter(nb::sig("def sources(self) -> typing.Any")),
                 nb::for_setter(nb::sig("def sources(self, value: typing.Any) -> None")))
+        .def_ro("version", &LowLatencyLease::version)
         .def_rw("is_pending", &LowLatencyLease::is_pending);
 
     nb::class_<Receive>(module, "Receive", nb::type_slots(collected<Receive>()), "The receive half of an operation.")
@@ -318,6 +334,8 @@ void bind_deep_ep_calls(nb::module_& module) {
         "Low latency, expert-major: update and dispatch in one call, to FP8 where scales is not None; counters: "
         "LayoutInfo's expert_counters. transposed_scales: scales [L, R*M, H / 128] lie in memory as a dense [L, H / "
         "128, R*M] does, for groups of api_version 1.");
+    module.def("version_of", &version_of, "tensor"_a,
+               "How many changes torch has counted of a tensor's memory; -1: it does not count them.");
     module.def("combine_weighted", &combine_weighted, "handle"_a, "rows"_a, "topk_weights"_a, "tokens"_a, "send_only"_a,
                "stream"_a.none() = nb::none(),
                nb::sig("def combine_weighted(handle: Handle, rows: object, topk_weights: object, tokens: object, "

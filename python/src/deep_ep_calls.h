@@ -39,6 +39,7 @@ struct LowLatencyLease {
     nanobind::object topk_idx;  // read until the last combine
     nanobind::object bound;     // what the next combine goes by
     nanobind::object combine_buffer, sources;
+    int64_t version = 0;  // of topk_idx when it was dispatched
     bool is_pending = false;
 
     ~LowLatencyLease() { clear(); }

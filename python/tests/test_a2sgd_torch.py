@@ -104,6 +104,21 @@ def test_replicas_drift_and_come_together() -> None:
     assert first[0] == 0 and 0 < first[1] < first[2] and first[3] < 1e-7
 
 
+def test_parameters_that_need_no_gradient_stay() -> None:
+    def program(comm: ep.Communicator) -> None:
+        model = model_of()
+        model[0].requires_grad_(False)
+        before = model[0].weight.clone()
+        with a2.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm) as optimizer:
+            for step in range(2):
+                optimizer.zero_grad()
+                backward(model, comm.rank, step)
+                optimizer.step()
+        assert torch.equal(model[0].weight, before) and model[0].weight.grad is None
+
+    ep.run_threads(2, program)
+
+
 def test_a_step_with_nan_is_skipped_by_all() -> None:
     def program(comm: ep.Communicator) -> None:
         model = model_of()

@@ -170,6 +170,10 @@ def test_a_report_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureF
         (["plot", "missing.json", "x.png"], "missing.json cannot be read"),
         (["demo", "--ranks", "3", "--experts", "4"], "num_experts is 4, allowed: positive multiples of the 3 ranks"),
         (["demo", "--ranks", "0"], "num_ranks is 0"),
+        (["demo", "--ranks", "99999999999"], "num_ranks is 99999999999, allowed: 1..4096"),
+        (["demo", "--hidden", "-4"], "max_token_bytes is -16, allowed: 0..4294967295"),
+        (["a2sgd-study", "--workers", "4,0"], "--workers is 4,0, allowed: a list of numbers from 1 on"),
+        (["a2sgd-study", "--seeds", "0"], "--seeds is 0, allowed: 1 and more"),
         (["bench", "--topk", "99"], "num_topk is 99"),
     ],
 )

@@ -33,6 +33,22 @@ def test_what_is_no_configuration() -> None:
             handle.dispatch(result, rows, config=ep.CombineConfig())  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("fields", "allowed"),
+    [
+        ({"max_num_sms": -4}, "max_num_sms is -4, allowed: 0..4294967295"),
+        ({"num_topk": 2**32}, "num_topk is 4294967296, allowed: 0..4294967295"),
+        ({"timeout_ns": -1}, r"timeout_ns is -1, allowed: 0..2\*\*64-1"),
+    ],
+)
+def test_numbers_that_a_field_cannot_hold(fields: dict[str, int], allowed: str) -> None:
+    [comm] = ep.Communicator.create_threads(1)
+    with comm, pytest.raises(ep.InvalidArgument, match=allowed):
+        group_of(comm, **fields)
+    with pytest.raises(TypeError, match="wrong type, int"):
+        ep.GroupConfig(algorithm=7)  # type: ignore[arg-type]
+
+
 def test_a_long_value_is_cut_between_characters() -> None:
     [comm] = ep.Communicator.create_threads(1)
     with comm:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
@@ -354,3 +355,67 @@ def test_sglang_version_2(is_extend: bool, do_expand: bool) -> None:
         assert torch.equal(returned, wanted) if do_expand else returned is None
 
     ep.run_threads(RANKS, program)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_choices_that_change_places_in_the_tensor_of_the_dispatch(num_ranks: int) -> None:
+    def program(comm: ep.Communicator) -> list[float]:
+        buffer: Any = deep_ep.Buffer(comm, low_latency_mode=True, explicitly_destroy=True)
+        x, ids, weights = torch.ones(1, 8).bfloat16(), torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[2.0, 1.0]])
+        sums = []
+        for choices in ([[1, 0]], [[-1, 1]], [[0, 1]]):
+            ids.copy_(torch.tensor([[0, 1]]))
+            rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, 1, 2, use_fp8=False)
+            factors = torch.tensor([1, 10])[comm.rank * (2 // num_ranks) :][: 2 // num_ranks]
+            made = rows * factors.view(-1, 1, 1).bfloat16()
+            ids.copy_(torch.tensor(choices))
+            sums.append(buffer.low_latency_combine(made, ids, weights, handle)[0][0, 0].item())
+        with torch.inference_mode():  # where torch counts no changes
+            ids = torch.tensor([[0, 1]])
+            rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, 1, 2, use_fp8=False)
+            sums.append(buffer.low_latency_combine(rows, ids, weights, handle)[0][0, 0].item())
+        buffer.destroy()
+        return sums
+
+    assert ep.run_threads(num_ranks, program) == [[21.0, 10.0, 12.0, 3.0]] * num_ranks
+
+
+def test_numbers_of_numpy_and_one_combine_buffer_for_a_handle() -> None:
+    def program(comm: ep.Communicator) -> None:
+        buffer: Any = deep_ep.Buffer(comm, low_latency_mode=True, explicitly_destroy=True)
+        x, ids = torch.ones(1, 128).bfloat16(), torch.tensor([[0, 1]])
+        handle = buffer.low_latency_dispatch(x, ids, np.int64(2), np.int32(2), use_fp8=False)[2]
+        first = buffer.get_next_low_latency_combine_buffer(handle)
+        assert buffer.get_next_low_latency_combine_buffer(handle) is first
+        buffer.destroy()
+
+    ep.run_threads(1, program)
+
+
+def test_what_does_not_match() -> None:
+    def program(comm: ep.Communicator) -> None:
+        buffer: Any = deep_ep.Buffer(comm, 1 << 20, 0, explicitly_destroy=True)
+        x, ids = torch.ones(2, 128).bfloat16(), torch.tensor([[0], [1]])
+        of_ranks, _, of_experts, is_in_rank, _ = buffer.get_dispatch_layout(ids, 2)
+        layout: dict[str, Any] = {"num_tokens_per_rank": of_ranks, "is_token_in_rank": is_in_rank, "topk_idx": ids}
+        message = r"num_tokens_per_expert is \[3, 3\], topk_idx has \[1, 1\] for the experts"
+        with pytest.raises(AssertionError, match=message):
+            buffer.dispatch(x, **layout, num_tokens_per_expert=of_experts + 2, topk_weights=torch.ones(2, 1))
+        with pytest.raises(AssertionError, match=r"topk_idx is \[1, 3\] of torch.int64, allowed: 1..2 columns"):
+            buffer.get_dispatch_layout(torch.tensor([[0, 1, 0]]), 2)
+        buffer.destroy()
+
+    ep.run_threads(1, program)
+
+
+def test_a_layout_that_differs_between_ranks() -> None:
+    def program(comm: ep.Communicator) -> None:
+        buffer: Any = deep_ep.ElasticBuffer(comm, explicitly_destroy=True)
+        x, ids = torch.ones(1, 128).bfloat16(), torch.tensor([[0, 1]])
+        buffer.dispatch(x, ids, num_experts=2)
+        with pytest.raises(AssertionError, match="do_expand: .*rank 0 has False, rank 1 has True"):
+            buffer.dispatch(x, ids, num_experts=2, do_expand=comm.rank == 1)
+        buffer.dispatch(x, ids, num_experts=2)
+        buffer.destroy()
+
+    ep.run_threads(2, program)

@@ -73,3 +73,22 @@ def results_outlive_buffers(comm: ep.Communicator) -> None:
     kept.clear()
     gc.collect()
     assert shared_mappings() == before
+
+
+def dropped_buffers(comm: ep.Communicator) -> None:
+    given = checks.Given(comm, "cpu")
+    before = shared_mappings()
+    counts = []
+    for _ in range(6):
+        buffer: Any = deep_ep.Buffer(comm, low_latency_mode=True)
+        buffer.low_latency_dispatch(given.x, given.ids, 4, given.num_experts, use_fp8=False)
+        del buffer
+        gc.collect()
+        counts.append(shared_mappings())
+    last: Any = deep_ep.Buffer(comm, low_latency_mode=True, explicitly_destroy=True)
+    last.destroy()
+    assert counts[1:] == [counts[1]] * 5 and shared_mappings() == before
+
+
+def test_the_next_buffer_of_a_communicator_closes_what_was_dropped() -> None:
+    ep.run_processes(2, dropped_buffers)

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
 import crossdock as ep  # noqa: E402
 import crossdock.torch as ept  # noqa: E402
+from crossdock.torch.quantise import nvfp4_scales  # noqa: E402
 
 MODES = list(ep.Algorithm)
 HIDDEN, TOPK, TOKENS = 8, 2, 4
@@ -488,6 +489,11 @@ def test_wrong_recipes() -> None:
     comm.close()
 
 
+def test_nvfp4_keeps_a_nan() -> None:
+    scales = nvfp4_scales(torch.tensor([[float("nan"), 1.0], [0.0, 0.0], [-2.0, 1.0]]))
+    assert scales.isnan().tolist() == [[True], [False], [False]] and scales[1:].tolist() == [[0.0], [1344.0]]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_an_exchange_that_cannot_be_made_leaves_nothing(mode: ep.Algorithm) -> None:
     [comm] = ep.Communicator.create_threads(1)
@@ -530,6 +536,11 @@ def test_symmetric_memory() -> None:
             memory.empty(1)
         first.fill_(1)  # ordinary memory by now
         memory.close()
+        with ept.SymmetricMemory(comm, 300) as memory:
+            memory.empty(75)  # all of it, without what would align another tensor
+            assert memory.empty(0).shape == (0,)
+            with pytest.raises(ep.InvalidArgument, match="4 bytes; 0 of the memory's 300 bytes are left"):
+                memory.empty(1)
 
 
 def distributed(rank: int, num_ranks: int, path: str) -> None:

@@ -50,7 +50,7 @@ class Optimizer(Uncopied):
         self._skips = skip_nonfinite
         self._options: dict[str, Any] = {"sums": sums, "skip_nonfinite": skip_nonfinite, "timeout_s": timeout_s}
         self._names = {parameter: name for name, parameter in names}
-        groups = [group["params"] for group in optimizer.param_groups]
+        groups = [[p for p in group["params"] if p.requires_grad] for group in optimizer.param_groups]
         self._sets: list[list[Tensor]] = groups if scope == "group" else [[p for group in groups for p in group]]
         self._averagers: list[A2sgd] = []
         self._is_begun = False

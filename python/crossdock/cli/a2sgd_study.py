@@ -64,6 +64,12 @@ def main(options: argparse.Namespace) -> int:
     for task in tasks:
         if task not in TASKS:
             raise InvalidArgument(f"--tasks names '{task}', allowed: {', '.join(TASKS)}")
+    workers = options.workers.split(",")
+    if not all(number.isdecimal() and int(number) > 0 for number in workers):
+        raise InvalidArgument(f"--workers is {options.workers}, allowed: a list of numbers from 1 on, such as 4,8")
+    for name, least in ("seeds", 1), ("epochs", 0), ("jobs", 1):
+        if getattr(options, name) < least:
+            raise InvalidArgument(f"--{name} is {getattr(options, name)}, allowed: {least} and more")
     for task in tasks:
         if options.read:
             study = json.loads((Path(options.read) / f"{task}.json").read_text())

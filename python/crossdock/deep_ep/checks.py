@@ -15,6 +15,7 @@ from crossdock.deep_ep.errors import refuse, require
 
 topk_idx_t = torch.int64
 INT32_MAX = 2**31 - 1
+MOST_COLUMNS = 64  # of topk_idx, in a group of any mode
 MOST_EXPERTS = 32768  # of a rank
 ID_TYPES = (torch.int64, torch.int32)
 
@@ -124,7 +125,9 @@ def check_topk_idx(topk_idx: Any, num_experts: int, num_ranks: int, device: torc
     most = MOST_EXPERTS * num_ranks
     require(num_experts <= most, lambda: f"num_experts is {num_experts}, allowed: at most {most} for {num_ranks} ranks")
     check_tensor("topk_idx", topk_idx, ("tokens", "top-k"), ID_TYPES, device)
-    require(topk_idx.shape[1] >= 1, lambda: f"topk_idx is {describe(topk_idx)}, expected at least one column")
+    widest = min(MOST_COLUMNS, num_experts)
+    fits = 1 <= topk_idx.shape[1] <= widest
+    require(fits, lambda: f"topk_idx is {describe(topk_idx)}, allowed: 1..{widest} columns (num_experts {num_experts})")
 
 
 def check_values(topk_idx: torch.Tensor, num_experts: int) -> None:

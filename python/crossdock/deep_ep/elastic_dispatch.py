@@ -114,7 +114,7 @@ class Elastic(ElasticGroups):
             most or num_tokens,
             num_sms or usual_sms,
             is_exact,
-            call_form(*form),
+            call_form(*form) | {"do_expand": do_expand},
             max(padded_bytes(row_bytes_of(x)) + beside, returning),
             tag_of_dispatch(x, scales),
             is_dense and goes_as_it_is(x) and num_tokens > 0,

@@ -24,6 +24,7 @@ from crossdock._core import (
     combine_weighted,
     forget_arrays,
     most_rows_of_expert,
+    version_of,
 )
 from crossdock.deep_ep.checks import (
     ID_TYPES,
@@ -146,6 +147,10 @@ class RoundTrip(LowLatencyLease):
         ids = torch.empty(self.topk_idx.shape, dtype=torch.int32, device=self.topk_idx.device)
         self.handle.routing(ids)
         return ids
+
+    def is_as_dispatched(self, topk_idx: torch.Tensor) -> bool:
+        """Whether it is the tensor of the dispatch, and torch knows of no change since."""
+        return is_same_memory(topk_idx, self.topk_idx) and version_of(topk_idx) == self.version
 
     def bind(self, topk_idx: torch.Tensor) -> None:
         """Combines go by topk_idx from now on: as dispatched, or -1 where a choice is left out."""
@@ -325,6 +330,7 @@ class LowLatency:
         check_tensor("x", x, ("tokens", "hidden"), (torch.bfloat16,), dense=True)
         check_topk_idx(topk_idx, num_experts, self.ranks.size, x.device)
         require(topk_idx.is_contiguous(), "topk_idx is not contiguous")
+        max_tokens, num_experts = int(max_tokens), int(num_experts)  # NumPy's are numbers, too
         (num_tokens, hidden), topk, device, size = x.shape, topk_idx.shape[1], x.device, self.ranks.size
         of_ids = topk_idx.shape[0]
         require(num_tokens == of_ids, lambda: f"x has {num_tokens} rows, topk_idx {of_ids}: expected the same")
@@ -416,7 +422,7 @@ class LowLatency:
         if out is None:
             out = form.make_sums()
         ids = round_trip.topk_idx
-        if not is_same_memory(topk_idx, ids):
+        if not round_trip.is_as_dispatched(topk_idx):
             ids, topk_weights = as_dispatched(round_trip.dispatched(), topk_idx, topk_weights)
         round_trip.bind(ids)
         try:
@@ -447,6 +453,9 @@ class LowLatency:
 
     def combine_buffer(self, handle: Any) -> torch.Tensor:
         round_trip = self.round_trip_of(handle)
+        if round_trip.combine_buffer is not None:
+            kept: torch.Tensor = round_trip.combine_buffer
+            return kept
         form = round_trip.form
         made: torch.Tensor = self._pair(torch.bfloat16, form.device, form.shape, of_combine=True)(is_capturing())
         round_trip.combine_buffer = made

@@ -41,7 +41,9 @@ def expect_alike(layout: tuple[torch.Tensor, torch.Tensor, torch.Tensor], topk_i
         refuse(f"num_tokens_per_rank is {per_rank.tolist()}, is_token_in_rank has {found} for the ranks")
     if topk_idx is None:
         return
-    chosen = count_routing(topk_idx, per_expert.shape[0], per_rank.shape[0])[3]
+    _, _, counts, chosen = count_routing(topk_idx, per_expert.shape[0], per_rank.shape[0])
+    if not torch.equal(per_expert, counts):
+        refuse(f"num_tokens_per_expert is {per_expert.tolist()}, topk_idx has {counts.tolist()} for the experts")
     if not torch.equal(is_in_rank, chosen):
         token, rank = (is_in_rank != chosen).nonzero()[0].tolist()
         said, other = ("True", "no") if is_in_rank[token, rank] else ("False", "an")

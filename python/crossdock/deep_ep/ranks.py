@@ -66,6 +66,7 @@ class RankResources:
     rank: int
     size: int
     owned: list[Communicator] = field(default_factory=list)
+    borrowed: Communicator | None = None  # instead of own ones
     of_gpus: Communicator | None = None
     gpu: torch.device | None = None  # that of of_gpus
     groups: list[Group] = field(default_factory=list)
@@ -93,7 +94,8 @@ def close_dropped(comm: Communicator) -> None:
     own = {
         resources.name: resources
         for resources in list(_dropped)
-        if (resources.rank, resources.size) == (comm.rank, comm.num_ranks) and resources.owned
+        if (resources.rank, resources.size) == (comm.rank, comm.num_ranks)
+        and (resources.owned or resources.borrowed is comm)
     }
     most = max(int.from_bytes(part, "little") for part in comm.all_gather(len(own).to_bytes(4, "little")))
     if most == 0:
@@ -166,11 +168,13 @@ class Ranks:
             hosts = gather(name_of_host())
             self.cpus = introduce(rank, num_ranks, gather)
             owned.append(self.cpus)
-            close_dropped(self.cpus)
+        close_dropped(self.cpus)
         self.rank, self.size = self.cpus.rank, self.cpus.num_ranks
         settings = settings or {}
         parts = self.cpus.all_gather(said(settings) + secrets.token_bytes(NAME_BYTES))
-        self.resources = RankResources(parts[0][-NAME_BYTES:], self.rank, self.size, owned)
+        self.resources = RankResources(
+            parts[0][-NAME_BYTES:], self.rank, self.size, owned, None if owned else self.cpus
+        )
         self._drop = weakref.finalize(self, _dropped.append, self.resources)
         self._drop.atexit = False  # type: ignore[attr-defined]
         expect_same(settings, parts)

@@ -29,6 +29,7 @@ def from_fp8(values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> 
 
 
 def nvfp4_scales(rows: torch.Tensor) -> torch.Tensor:
-    """[..., 1] fp32, what a combine with recipe NVFP4 takes: 2688 / amax of each row, 0 for a row of zeros."""
+    """[..., 1] fp32, what a combine with recipe NVFP4 takes: 2688 / amax of each row, 0 for a row of zeros, NaN for
+    a row with a NaN."""
     amax = rows.abs().amax(dim=-1, keepdim=True).float()
-    return torch.where(amax > 0, 2688.0 / amax, 0.0)
+    return torch.where(amax == 0, 0.0, 2688.0 / amax)

@@ -61,13 +61,15 @@ class SymmetricMemory(Shared):
         if any(extent < 0 for extent in shape):
             raise InvalidArgument(f"shape is {list(shape)}, allowed: extents of 0 and more")
         num_bytes, taken = torch.Size(shape).numel() * dtype.itemsize, self.bytes_of(shape, dtype)
-        if self._used + num_bytes > len(self._bytes):
+        left = max(0, len(self._bytes) - self._used)
+        if num_bytes > left:
             raise InvalidArgument(
-                f"shape is {list(shape)} of {dtype}, {num_bytes} bytes; {len(self._bytes) - self._used} of the "
+                f"shape is {list(shape)} of {dtype}, {num_bytes} bytes; {left} of the "
                 f"memory's {len(self._bytes)} bytes are left"
             )
         with torch.inference_mode(False):
-            piece = self._bytes[self._used : self._used + num_bytes].view(dtype).view(shape)
+            begin = min(self._used, len(self._bytes))
+            piece = self._bytes[begin : begin + num_bytes].view(dtype).view(shape)
         self._used += taken
         return piece
 
