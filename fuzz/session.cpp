@@ -110,7 +110,7 @@ void Session::expect(ncclResult_t result, const char* call) {
             report(call, "no message says what failed");
         }
     }
-    if (!is_last_call_ && (result == ncclInvalidArgument || result == ncclInvalidUsage) && !has_run(result)) {
+    if (!is_last_call_ && (result == ncclInvalidArgument || result == ncclInvalidUsage) && !note_failure(result)) {
         for (const FuzzTensor* made : tensors_of_call_) {
             if (made->memory != made->before) {
                 report(call, "a refused call has written to a tensor");
@@ -124,7 +124,7 @@ void Session::expect(ncclResult_t result, const char* call) {
     window_is_used_ = false;
 }
 
-bool Session::has_run(ncclResult_t result) {
+bool Session::note_failure(ncclResult_t result) {
     const std::string message = crossdockGetLastError();
     return result == ncclInvalidUsage && message.starts_with("the group has failed") &&
            failures_.insert(message).second;

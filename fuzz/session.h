@@ -105,9 +105,9 @@ class Session {
     ncclEpTensor_t* make_routing(const Handle& handle, uint32_t num_tokens);
     void set_memory(FuzzTensor& made);
     void expect(ncclResult_t result, const char* call);
-    // Whether a call has failed its group instead of being refused, because more rows came than allowed. Later calls of
-    // the group, which are refused, say the same.
-    bool has_run(ncclResult_t result);
+    // Notes a group's failure. Returns whether it is new: then the call has run, and more rows came than allowed. Later
+    // calls of the group, which are refused, say the same.
+    bool note_failure(ncclResult_t result);
     ncclEpLayout_t choose_layout(const Group& group);
     // High throughput: rows of a receive tensor that are enough for every routing.
     size_t num_rows(const Handle& handle) const;
