@@ -6,9 +6,10 @@
     python bench/deep_ep_bench.py --list
     python bench/deep_ep_bench.py --compare FILE...
 
-A case is elastic-TOKENS[-expand][-fp8][-SMSsms] (ElasticBuffer without CPU sync), ll-TOKENS[-fp8] (Buffer, low latency)
-or normal-TOKENS[-fp8][-SMSsms] (Buffer, normal mode); without one, all that --list names run. Before and after it is
-timed, the results of a case are compared with the tokens; a wrong one fails the program, after the other cases.
+A case is elastic-TOKENS[-expand[-exact]][-fp8][-SMSsms] (ElasticBuffer without CPU sync; exact: with
+allow_multiple_reduction=False), ll-TOKENS[-fp8] (Buffer, low latency) or normal-TOKENS[-fp8][-SMSsms] (Buffer, normal
+mode); without one, all that --list names run. Before and after it is timed, the results of a case are compared with the
+tokens; a wrong one fails the program, after the other cases.
 
 Up to 512 tokens, and in low latency, dispatch, combine and both are timed in CUDA graphs, and both also eagerly, back
 to back, which shows the host's cost. Otherwise calls are timed one by one, behind work that keeps the stream busy until

@@ -122,6 +122,7 @@ class Elastic:
             num_topk=shape.topk,
             use_fp8_dispatch=case.fp8,
             allow_hybrid_mode=False,
+            allow_multiple_reduction=not case.is_exact,
             explicitly_destroy=True,
         )
 

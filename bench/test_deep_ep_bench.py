@@ -56,7 +56,15 @@ class Program(unittest.TestCase):
     # Two ranks measure every operation of every kind of case; a second run adds its case to the file.
     def test_two_ranks(self) -> None:
         file = self.folder / "own.json"
-        cases = ["elastic-8", "elastic-3-expand-fp8", "elastic-513-24sms", "ll-8", "ll-1-fp8", "normal-64-fp8"]
+        cases = [
+            "elastic-8",
+            "elastic-3-expand-fp8",
+            "elastic-9-expand-exact",
+            "elastic-513-24sms",
+            "ll-8",
+            "ll-1-fp8",
+            "normal-64-fp8",
+        ]
         done = run(*cases[1:], *SMALL, "--json", file, ranks=2)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         earlier = json.loads(file.read_text())["results"]
@@ -73,13 +81,14 @@ class Program(unittest.TestCase):
             self.assertGreater(result[metric]["min"], 0)
         few = [*((name, "time_us") for name in ("dispatch", "combine", "pair")), ("pair", "eager_us")]
         hooks = [("pair with hooks", metric) for metric in ("time_us", "eager_us")]
+        with_hooks = [*few[:3], hooks[0], few[3], hooks[1]]
         many = [(name, "time_us") for name in ("dispatch", "cached dispatch", "combine")]
         self.assertEqual(
             found,
             dict(
                 zip(
                     cases[1:],
-                    (few, many, [*few[:3], hooks[0], few[3], hooks[1]], [*few[:3], hooks[0], few[3], hooks[1]], many),
+                    (few, few, many, with_hooks, with_hooks, many),
                     strict=True,
                 )
             )
@@ -157,8 +166,10 @@ class Names(unittest.TestCase):
 
     def test_parts_of_a_name(self) -> None:
         name = "elastic-4096-expand-fp8-24sms"
-        self.assertEqual(Case.of(name), Case(name, "elastic", 4096, True, True, 24))
-        self.assertEqual(Case.of("ll-8"), Case("ll-8", "ll", 8, False, False, 0))
+        self.assertEqual(Case.of(name), Case(name, "elastic", 4096, True, False, True, 24))
+        self.assertEqual(Case.of("elastic-8-expand-exact")[3:], (True, True, False, 0))
+        self.assertIsNone(Case.of("elastic-8-exact"))
+        self.assertEqual(Case.of("ll-8"), Case("ll-8", "ll", 8, False, False, False, 0))
 
 
 class Spread(unittest.TestCase):

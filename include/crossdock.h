@@ -192,7 +192,8 @@ typedef struct {
  *     rows, on 8 ranks 1.5 times. With top-8, HT's rings take up to 192 MiB on a GPU instead of 68. Set
  *     config->num_topk: without it they have room for the largest top-k, and take up to 450 MiB.
  *   - A combine that is not of this kind ends with InvalidUsage: another layout, the recipe MXFP8 in HT,
- *     CROSSDOCK_SUMS_SENDER, elastic operations.
+ *     CROSSDOCK_SUMS_SENDER.
+ *   - An elastic combine (crossdockElasticCombine) adds up in this way, too, without weights, after the biases.
  *   - The environment's NCCL_EP_INVARIANT=1 has the same effect, and CROSSDOCK_SENDER_SUMS then has none.
  *
  * Masks in HT (ht_masks). If a rank is silent for the timeout while another rank waits for it, the waiting rank masks
@@ -480,7 +481,9 @@ ncclResult_t crossdockElasticDispatch(ncclEpHandle_t handle, const crossdockElas
  * the sum over ranks of their row of t. In fp32, in this order, ranks ascending, rounded once. By expert, a rank first
  * sums its rows of t in fp32 in the order of t's choices, and rounds the sum once (one row alone stays as it is).
  * Between LSA teams (HT), the rows of another team are added in the same way, and their rounded sum takes their place.
- */
+ * In an invariant group (crossdockGroupOptions_t) there are no such partial sums: out_tokens[t] = the biases + the row
+ * of each of t's choices, in the order of choices, in fp32, rounded once. An expert that t names twice counts once, at
+ * its first choice. */
 typedef struct {
     unsigned int size;  /* sizeof(crossdockElasticCombine_t) */
     unsigned int magic; /* NCCL_EP_MAGIC */
@@ -502,7 +505,7 @@ typedef struct {
 /* One kernel, enqueued on the stream; capturable; may be repeated. Ranks that differ in K, in the type or bytes of
  * rows, or in whether weights return, fail with a message on all; in LL, a rank that has no tokens at the one that
  * differs may get it from its next dispatch. InvalidArgument, InvalidUsage: as the dispatch, and InvalidUsage without
- * an elastic dispatch before. */
+ * an elastic dispatch before, and in an invariant group for rows by rank, which the caller has summed. */
 ncclResult_t crossdockElasticCombine(ncclEpHandle_t handle, const crossdockElasticCombine_t* call, cudaStream_t stream);
 
 #if defined(__GNUC__)

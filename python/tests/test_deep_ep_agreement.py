@@ -395,6 +395,9 @@ def calls_that_differ() -> dict[str, tuple[Call, str]]:
             "allow_multiple_reduction: .* rank 0 has True, rank 1 has False",
             allow_multiple_reduction=False,
         ),
+        "deterministic": case(
+            elastic_combine, "deterministic: .* rank 0 has False, rank 1 has True", deterministic=True
+        ),
         "low_latency_mode": case(normal, "low_latency_mode: .* rank 0 has False, rank 1 has", low_latency_mode=True),
         "enable_shrink": case(normal, "enable_shrink: .* rank 0 has False, rank 1 has True", enable_shrink=True),
         "class": case(of_class, "class: .* rank 0 has Buffer, rank 1 has ElasticBuffer", kind=elastic_of),

@@ -142,11 +142,11 @@ def test_rows_by_expert(several_sums: bool, alignment: int, do_cpu_sync: bool) -
         factors = torch.where(ids >= 0, expert_factor(ids), 0)
         for biases in ([], [x * 3, x / 7]):
             sums, returned, _ = buffer.combine(by_expert, handle, topk_weights=found_weights, bias=biases)
-            parts = []
-            for other in range(RANKS):
-                here = torch.where((ids >= 0) & (ids // problem.local == other), factors, 0)
-                columns = [x.float() * here[:, k : k + 1] for k in range(3)]
-                parts += [torch.stack(columns).sum(0).bfloat16()] if several_sums else columns
+            columns = torch.stack([x.float() * factors[:, k : k + 1] for k in range(3)])
+            parts = list(columns)
+            if several_sums:
+                of_rank = [((ids >= 0) & (ids // problem.local == other)).t().unsqueeze(2) for other in range(RANKS)]
+                parts = [torch.where(here, columns, 0).sum(0).bfloat16() for here in of_rank]
             assert torch.equal(sums, reference_sum(parts, biases))
             assert torch.equal(returned, torch.where(ids >= 0, weights, 0))
         again, _, again_weights, _, _ = buffer.dispatch(
@@ -158,6 +158,35 @@ def test_rows_by_expert(several_sums: bool, alignment: int, do_cpu_sync: bool) -
         buffer.destroy()
 
     ep.run_threads(RANKS, program)
+
+
+def test_deterministic_sums_do_not_depend_on_the_ranks() -> None:
+    num, num_experts, topk = 24, 12, 5
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(num, 256, generator=generator).bfloat16()
+    ids = torch.rand(num, num_experts, generator=generator).argsort(dim=1)[:, :topk].contiguous()
+    ids[3, 2], ids[5] = -1, -1
+    weights = torch.rand(num, topk, generator=generator)
+
+    def sums_on(ranks: int, do_cpu_sync: bool) -> torch.Tensor:
+        parts: dict[int, torch.Tensor] = {}
+
+        def program(comm: ep.Communicator) -> None:
+            buffer = buffer_of(comm, num_max_tokens_per_rank=num, deterministic=True)
+            own = slice(comm.rank * num // ranks, (comm.rank + 1) * num // ranks)
+            rows, _, scales, handle, _ = buffer.dispatch(
+                x[own], ids[own], weights[own], num_experts=num_experts, do_expand=True, do_cpu_sync=do_cpu_sync
+            )
+            parts[comm.rank] = buffer.combine((rows * scales.unsqueeze(1)).bfloat16(), handle)[0]
+            buffer.destroy()
+
+        ep.run_threads(ranks, program)
+        return torch.cat([parts[rank] for rank in range(ranks)])
+
+    alone = sums_on(1, True)
+    for ranks in (2, 3, 4):
+        for do_cpu_sync in (True, False):
+            assert torch.equal(sums_on(ranks, do_cpu_sync), alone)
 
 
 @pytest.mark.parametrize("column_major", [False, True])

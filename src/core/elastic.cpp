@@ -231,9 +231,9 @@ ElasticCombine read_elastic_combine(Communicator& communicator, const crossdockE
     return read;
 }
 
-void expect_elastic_sums(const GroupConfig& config) {
-    require(!config.invariant, ncclInvalidUsage,
-            "the group is invariant, which elastic combines are not: allowed are groups without this option");
+void expect_elastic_sums(const GroupConfig& config, bool by_expert) {
+    require(!config.invariant || by_expert, ncclInvalidUsage,
+            "the handle's rows are by rank, and summed by the caller: an invariant group combines expert-major rows");
 }
 
 }  // namespace crossdock

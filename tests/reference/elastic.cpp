@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "formats.h"
 
@@ -113,6 +114,24 @@ std::vector<std::byte> elastic_sum(const ElasticRouting& routing, const std::vec
             has_rows = true;
         }
         if (!is_own && has_rows) total.add(of_team.rounded());
+    }
+    return total.rounded();
+}
+
+std::vector<std::byte> elastic_sum_of_choices(const ElasticRouting& routing,
+                                              const std::vector<ElasticArrivals>& arrivals, int source, int token,
+                                              ncclDataType_t type, size_t hidden,
+                                              const std::vector<std::vector<std::byte>>& biases,
+                                              const std::function<std::vector<std::byte>(int rank, int row)>& row_of) {
+    Sum total(type, hidden);
+    for (const auto& bias : biases) total.add(bias);
+    std::set<int64_t> added;
+    for (int k = 0; k < routing.topk; ++k) {
+        const int64_t id = routing.id(source, token, k);
+        if (id < 0 || !added.insert(id).second) continue;
+        const int rank = static_cast<int>(id / routing.local_experts);
+        const ElasticArrivals::Token& came = arrivals[rank].tokens[arrivals[rank].find(source, token)];
+        total.add(row_of(rank, came.rows[k]));
     }
     return total.rounded();
 }

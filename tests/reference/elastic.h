@@ -51,5 +51,11 @@ std::vector<std::byte> elastic_sum(const ElasticRouting& routing, const std::vec
                                    int source, int token, ncclDataType_t type, size_t hidden,
                                    const std::vector<std::vector<std::byte>>& biases, int lsa_team_size,
                                    const std::function<std::vector<std::byte>(int rank, int row)>& row_of);
+// The same in an invariant group, by expert.
+std::vector<std::byte> elastic_sum_of_choices(const ElasticRouting& routing,
+                                              const std::vector<ElasticArrivals>& arrivals, int source, int token,
+                                              ncclDataType_t type, size_t hidden,
+                                              const std::vector<std::vector<std::byte>>& biases,
+                                              const std::function<std::vector<std::byte>(int rank, int row)>& row_of);
 
 }  // namespace crossdock::reference

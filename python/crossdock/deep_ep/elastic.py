@@ -29,11 +29,15 @@ NUM_SMS = {True: 24, False: 32}
 class Runtime:
     """The resources of an ElasticBuffer until it is destroyed."""
 
-    def __init__(self, group: Any, rounds_between: bool) -> None:
-        settings: dict[str, object] = {"class": "ElasticBuffer", "allow_multiple_reduction": bool(rounds_between)}
+    def __init__(self, group: Any, rounds_between: bool, deterministic: bool) -> None:
+        settings: dict[str, object] = {
+            "class": "ElasticBuffer",
+            "allow_multiple_reduction": rounds_between,
+            "deterministic": deterministic,
+        }
         self.ranks = Ranks(group, None, settings)
         self.stream = CommStream()
-        self.elastic = Elastic(self.ranks, rounds_between)
+        self.elastic = Elastic(self.ranks, adds_choices=deterministic or not rounds_between)
 
     def close(self) -> None:
         self.elastic.close()
@@ -47,9 +51,12 @@ class ElasticBuffer(Shared):
     same ranks make another buffer, or the process ends.
 
     - num_max_tokens_per_rank: M, if a dispatch does not pass it.
-    - allow_multiple_reduction: a rank may round its sum of a token's expanded rows before it sends the sum.
+    - allow_multiple_reduction: a rank may round its sum of a token's expanded rows before it sends the sum. If it is
+      False, the row of every choice travels, and the source rank adds them up in the order of choices and rounds once.
+    - deterministic: combines of expanded rows go as if allow_multiple_reduction were False. So their bits do not depend
+      on the number of ranks, or on which of them has an expert. Without it, too, rows are in the order of source rank
+      and token, and sums the same in every run.
     - prefer_overlap_with_compute: operations whose call passes no number take fewer SMs.
-    - deterministic: no effect, because rows are always in the order of source rank and token.
 
     All other arguments are stored and have no effect.
     """
@@ -87,7 +94,7 @@ class ElasticBuffer(Shared):
         self.prefer_overlap_with_compute = prefer_overlap_with_compute
         self.explicitly_destroy = explicitly_destroy
         self.num_bytes: int = hint if num_bytes is None else num_bytes
-        self.runtime: Runtime | None = Runtime(group, allow_multiple_reduction)
+        self.runtime: Runtime | None = Runtime(group, bool(allow_multiple_reduction), bool(deterministic))
         ranks = self.runtime.ranks
         self.rank_idx, self.num_ranks = ranks.rank, ranks.size
         self.num_scaleout_ranks, self.num_scaleup_ranks = 1, ranks.size

@@ -60,11 +60,10 @@ class DispatchForm:
 
 
 class Elastic(ElasticGroups):
-    """The operations of one ElasticBuffer. rounds_between: its allow_multiple_reduction."""
+    """The operations of one ElasticBuffer."""
 
-    def __init__(self, ranks: Ranks, rounds_between: bool) -> None:
-        super().__init__(ranks)
-        self.rounds_between = rounds_between
+    def __init__(self, ranks: Ranks, adds_choices: bool) -> None:
+        super().__init__(ranks, adds_choices)
         self._compared: set[tuple[object, ...]] = set()  # forms of calls without CPU sync
 
     def lease_of(self, handle: Any) -> ElasticLease:
@@ -103,9 +102,9 @@ class Elastic(ElasticGroups):
 
         kind, bound = ("with CPU sync", 0) if is_exact else ("without CPU sync", most)
         form = kind, x, scales, num_experts, topk_idx.shape[1], topk_weights, ("num_max_tokens_per_rank", bound)
-        # Rows and scales that go, and bf16 rows that return: as fp32 where a rank must not round its sums.
+        # Rows and scales that go, and bf16 rows that return.
         beside = 0 if scales is None else align(row_bytes_of(scales), UNIT)
-        returning = padded_bytes((4 if self._sums_fp32(do_expand) else 2) * x.shape[1])
+        returning = padded_bytes(2 * x.shape[1])
         is_dense = topk_idx.is_contiguous() and (topk_weights is None or topk_weights.is_contiguous())
         return DispatchForm(
             do_expand,
@@ -192,9 +191,6 @@ class Elastic(ElasticGroups):
             form.sizes = sizes
         return sizes
 
-    def _sums_fp32(self, do_expand: bool) -> bool:
-        return do_expand and not self.rounds_between
-
     def _compare(self, agreed: Settings, is_cpu: bool) -> None:
         """Ranks compare their calls without CPU sync: on GPUs, where such calls wait for no rank, only at first."""
         form = tuple(agreed.values())
@@ -211,15 +207,11 @@ class Elastic(ElasticGroups):
         self, x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None, biases: Biases, num_sms: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """num_sms 0: the handle's."""
-        lease, sms, sums_fp32 = self.lease_of(handle), num_sms or handle.num_sms, self._sums_fp32(handle.do_expand)
-        if topk_weights is None and biases[0] is None and not sums_fp32:
+        lease, sms = self.lease_of(handle), num_sms or handle.num_sms
+        if topk_weights is None and biases[0] is None:
             sums = self.add_up_known(lease, x, sms)
             if sums is not None:
                 return sums
         columns = 0 if handle.do_expand else lease.topk_idx.shape[1]
         check_combine(x, topk_weights, *biases, lease.num_rows, lease.num_tokens, columns, lease.topk_idx, True)
-        if not sums_fp32:
-            return self.add_up(lease, x, topk_weights, biases, sms)
-        first, second = (None if bias is None else bias.float() for bias in biases)
-        rounded, weights = self.add_up(lease, x.float(), topk_weights, (first, second), sms)
-        return rounded.to(x.dtype), weights
+        return self.add_up(lease, x, topk_weights, biases, sms)

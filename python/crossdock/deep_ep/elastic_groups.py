@@ -82,10 +82,11 @@ def call(operation: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class ElasticGroups:
-    """Of one buffer."""
+    """Of one buffer. adds_choices: rows by expert return one by one, and are added up in the order of choices."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, adds_choices: bool = False) -> None:
         self.ranks = ranks
+        self.adds_choices = adds_choices
         self._pools: dict[tuple[Any, ...], _Pool] = {}
         self._plans: dict[Kind, ElasticPlan] = {}
         self._made: list[PooledGroup] = []
@@ -158,6 +159,7 @@ class ElasticGroups:
             num_experts=kind.num_experts,
             max_dispatch_tokens_per_rank=tokens,
             max_token_bytes=row_bytes,
+            invariant=kind.by_expert and self.adds_choices,
             **fields,
         )
         pool.owner = self

@@ -25,7 +25,7 @@ uint32_t slots_for(const BackendTraits& backend, const GroupConfig& config, uint
         std::clamp<uint64_t>(slots, kHtFewestSlots, is_deep ? kMaxRingSlots : kHtMostCachedSlots));
 }
 
-// A packet, and the largest one: of an elastic dispatch, or of rows of choices.
+// A packet, and the largest one: an elastic one, or rows of choices.
 struct PacketBytes {
     uint64_t of_rows;
     uint64_t largest;
@@ -34,9 +34,7 @@ struct PacketBytes {
     PacketBytes(const GroupConfig& config, uint32_t ranks) : of_rows(align_up(config.max_token_bytes, 128)) {
         const uint32_t topk = most_topk(config);
         const uint64_t rows = config.invariant ? rows_of_token(topk, config.experts_per_rank() * ranks) : 1;
-        largest = align_up(
-            std::max(config.max_token_bytes + routing_bytes(topk), rows * config.max_token_bytes + kRowCountBytes),
-            128);
+        largest = align_up(rows * config.max_token_bytes + routing_bytes(topk) + kRowCountBytes, 128);
     }
 
   private:

@@ -68,7 +68,7 @@ void HtHandle::elastic_combine(const crossdockElasticCombine_t& call, cudaStream
     group_->expect_working();
     require(!group_->config().masking, ncclInvalidUsage,
             "the group has masks (ht_masks), allowed for elastic operations: groups without");
-    expect_elastic_sums(group_->config());
+    expect_elastic_sums(group_->config(), is_expert_major());
     DeviceScope device(group_->runtime());
     expect_routing(stream, call.out_tokens, "call->out_tokens");
     require(has_columns_, ncclInvalidUsage,
@@ -81,12 +81,13 @@ void HtHandle::elastic_combine(const crossdockElasticCombine_t& call, cudaStream
     args.elastic = read.args;
     args.common = common(OperationKind::kElasticCombine, blocks().combine);
     args.dtype = kernel_dtype(read.tokens.dtype);
+    args.wire = group_->config().invariant ? HtWire::kChoices : HtWire::kRows;
     args.tokens = read.tokens.data;
     args.token_rows = read.args.rows;
     args.row_bytes = static_cast<uint32_t>(read.tokens.row_bytes());
     args.out_tokens = read.out_tokens.data;
     if (read.args.with_weights)
-        args.behind_bytes = static_cast<uint32_t>(align_up(4 * uint64_t{routed_topk_}, kRowGranule));
+        args.weight_bytes = static_cast<uint32_t>(align_up(4 * uint64_t{routed_topk_}, kRowGranule));
     args.common.terms = args.common.terms.with_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes)
                             .with(Term::kDtype, read.tokens.dtype)
                             .with(Term::kDirection, read.args.with_weights ? 1 : 0);

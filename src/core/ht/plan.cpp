@@ -302,12 +302,12 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     const uint32_t experts = common.arena.experts_per_rank;
     const uint32_t rows = are_choices ? rows_of_token(common.topk, experts) : 1;
     const uint32_t rows_of_team = are_choices ? rows_of_token(common.topk, experts * group.config().lsa_team_size) : 1;
-    const uint32_t behind_bytes = are_choices ? kRowCountBytes : args.behind_bytes;
-    args.wire_bytes = wire_bytes(args.wire, rows * args.row_bytes, quantised) + behind_bytes;
+    const uint32_t beside_bytes = args.weight_bytes + (are_choices ? kRowCountBytes : 0);
+    args.wire_bytes = wire_bytes(args.wire, rows * args.row_bytes, quantised) + beside_bytes;
     args.wire_part = wire_bytes(args.wire, args.warp_layout.chunk_bytes, quantised);
     const uint32_t tail_bytes = is_quantised(args.wire) && args.warp_layout.summers == 0 ? args.wire_part : 0;
     args.rows = slots_of_rows(group, common, args.wire_bytes, common.expert_major);
-    args.gin_rows = gin_slots_of_rows(group, common, uint64_t{rows_of_team} * args.row_bytes + behind_bytes);
+    args.gin_rows = gin_slots_of_rows(group, common, uint64_t{rows_of_team} * args.row_bytes + beside_bytes);
     args.weight_slots = slots_of_weights(common);
     args.shared = lay_out(group, common, args.warp_layout, tail_bytes, "combine");
     limit_senders(args.warp_layout, args.row_bytes);

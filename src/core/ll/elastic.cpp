@@ -81,7 +81,7 @@ void LlHandle::elastic_combine(const crossdockElasticCombine_t& call, cudaStream
     expect_no_overlap();
     expect_routing();
     expect_none_pending();
-    expect_elastic_sums(group_->config());
+    expect_elastic_sums(group_->config(), is_expert_major());
     require(elastic_.has_value(), ncclInvalidUsage,
             "the handle has no elastic dispatch: call crossdockElasticDispatch first");
     require(elastic_->routing == routing_, ncclInvalidUsage,
@@ -100,14 +100,15 @@ void LlHandle::elastic_combine(const crossdockElasticCombine_t& call, cudaStream
     args.is_elastic = true;
     args.elastic = read.args;
     args.dtype = kernel_dtype(read.tokens.dtype);
-    args.wire = is_expert_major() ? LlCombineWire::kSums : LlCombineWire::kRows;
+    const bool sums = is_expert_major() && !group_->config().invariant;
+    args.wire = sums ? LlCombineWire::kSums : LlCombineWire::kRows;
     args.tokens = read.tokens.data;
     args.out_tokens = read.out_tokens.data;
     args.row_bytes = args.wire_bytes = static_cast<uint32_t>(read.tokens.row_bytes());
     args.common.set(Term::kDtype, read.tokens.dtype);
     args.common.set(Term::kDirection, read.args.with_weights ? 1 : 0);
     args.common.set_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes);
-    args.common.set(Term::kSums, is_expert_major() ? CROSSDOCK_SUMS_SENDER : CROSSDOCK_SUMS_EXACT);
+    args.common.set(Term::kSums, sums ? CROSSDOCK_SUMS_SENDER : CROSSDOCK_SUMS_EXACT);
     compare_tag(args.common, tag_);
     const LaunchShape shape = plan_ll_combine(*group_, args, num_sms_);
     group_->note_combine_warps(shape.warps_per_block);

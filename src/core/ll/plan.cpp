@@ -116,6 +116,7 @@ bool own_rows_stay(const Group& group, const LlCombineArgs& args, uint32_t rows)
     const BackendTraits& backend = group.communicator().backend();
     const bool both_halves = common.halves == (kSendHalf | kReceiveHalf);
     if (args.wire != LlCombineWire::kRows || !both_halves || !are_rows_countable(args)) return false;
+    if (args.is_elastic && common.expert_major) return false;  // a dispatch of this kind does not record own rows
     if (common.overlap.done_value != 0) return false;
     const bool crosses_links =
         backend.has_links && static_cast<uint32_t>(group.communicator().ranks_on_device()) < common.arena.num_ranks;

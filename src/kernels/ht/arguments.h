@@ -269,7 +269,7 @@ struct HtCombineArgs {
     HtWire wire;
     uint32_t wire_bytes;    // of a packet: a row, or rows of choices, and what travels behind
     uint32_t wire_part;     // of a stage's part of a row
-    uint32_t behind_bytes;  // elastic: of weights by column
+    uint32_t weight_bytes;  // elastic: of weights by column
     bool with_weights;      // backward: also sends gradients of weights
 
     const std::byte* tokens;  // [rows][row_bytes]

@@ -34,30 +34,33 @@ struct Summand {
     }
 };
 
-// Elastic. The weights that came with the plan's rows from `first` on. One warp.
+// Elastic. The weights that came with the plan's rows or packets from `first` on. One warp.
+template <HtWire kWire>
 CROSSDOCK_DEVICE void collect_words(const Ctx& ctx, const HtElasticCombineArgs& args, const HtPlan& plan,
                                     uint32_t first, uint32_t num, uint32_t token) {
     const HtCommon& c = args.common;
-    for_lanes(ctx, args.behind_bytes == 0 ? 0 : c.topk, [&](uint32_t column) {
+    for_lanes(ctx, args.weight_bytes == 0 ? 0 : c.topk, [&](uint32_t column) {
         uint32_t word = 0;
         CROSSDOCK_ROLLED
         for (uint32_t i = first; i < num; ++i) {
             const Summand summand = Summand::of(c, plan.origins[i]);
-            word |= summand.is_team ? reinterpret_cast<const uint32_t*>(plan.rows[i] + args.row_bytes)[column]
-                                    : word_of_lsa_row(ctx, args, c.rank, token, summand.number, plan.rows[i], column);
+            word |= summand.is_team
+                        ? reinterpret_cast<const uint32_t*>(plan.rows[i] + words_begin<kWire>(args))[column]
+                        : word_of_lsa_row<kWire>(ctx, args, c.rank, token, summand.number, plan.rows[i], column);
         }
         args.elastic.out_weights[uint64_t{token} * c.topk + column] = float_of(word);
     });
 }
 
-// Replaces the plan's rows, `num` packets that have come, by the rows of the token's choices, in the order of choices.
-// Returns their number. One warp.
-CROSSDOCK_DEVICE uint32_t note_choices(const Ctx& ctx, const HtCombineArgs& args, const HtPlan& plan, uint32_t num,
-                                       uint32_t token) {
+// Replaces the plan's rows from `first_row` to `num`, packets that have come, by the rows of the token's choices, in
+// the order of choices. Returns the plan's number of rows. One warp.
+template <typename Args>
+CROSSDOCK_DEVICE uint32_t note_choices(const Ctx& ctx, const Args& args, const HtPlan& plan, uint32_t first_row,
+                                       uint32_t num, uint32_t token) {
     const HtCommon& c = args.common;
     const uint32_t experts = c.arena.experts_per_rank;
     const int32_t* const ids = c.tables.ids + uint64_t{token} * c.topk;
-    uint32_t rows = 0;
+    uint32_t rows = first_row;
     ctx.warp_sync();  // the plan is complete
     CROSSDOCK_ROLLED
     for (uint32_t base = 0; base < c.topk; base += kLanes) {
@@ -68,13 +71,13 @@ CROSSDOCK_DEVICE uint32_t note_choices(const Ctx& ctx, const HtCombineArgs& args
         const PlaceInPacket place = PlaceInPacket::of(ctx, ids, c.topk, k, id, static_cast<int32_t>(first * experts));
         const std::byte* row = nullptr;
         CROSSDOCK_ROLLED
-        for (uint32_t i = 0; place.exists && i < num; ++i) {
+        for (uint32_t i = first_row; place.exists && i < num; ++i) {
             if (Summand::of(c, plan.origins[i]) != summand) continue;
             row = summand.is_team
                       ? GinRing::of_rows(c, summand.number, ctx.block_idx()).incoming(args.gin_rows, plan.slots[i])
                       : LsaRing::combine_from(c, c.rank, summand.number, ctx.block_idx())
                             .packet(args.rows, plan.slots[i]);
-            row += uint64_t{place.row} * args.row_bytes;
+            row += rows_begin<HtWire::kChoices>(args) + uint64_t{place.row} * args.row_bytes;
         }
         const uint32_t has_row = row != nullptr ? 1 : 0;
         const uint32_t at = rows + ctx.warp_sum_before(has_row);
@@ -114,13 +117,20 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const Args& args, const Operatio
         num += note_rows(ctx, plan, num, row, i, sent.packet);
     }
     uint32_t rows = num;
-    if constexpr (kWire == HtWire::kChoices) rows = note_choices(ctx, args, plan, num, token);
+    if constexpr (kWire == HtWire::kChoices) {
+        if constexpr (kIsElastic<Args>) {
+            ctx.warp_sync();  // the plan is complete
+            if (token < c.num_tokens) collect_words<kWire>(ctx, args, plan, first, num, token);
+        }
+        rows = note_choices(ctx, args, plan, first, num, token);
+    }
     ctx.warp_sync();
     ctx.enter(Phase::kCombineAdd);
     if (token < c.num_tokens) {
         std::byte* const out = args.out_tokens + uint64_t{token} * args.row_bytes;
         sum_wire_rows<kWire, kDType>(ctx, plan.rows, rows, args.row_bytes, args.warp_layout.quantised_bytes(), out);
-        if constexpr (kIsElastic<Args>) collect_words(ctx, args, plan, first, num, token);
+        if constexpr (kIsElastic<Args> && kWire != HtWire::kChoices)
+            collect_words<kWire>(ctx, args, plan, first, num, token);
     }
     ctx.warp_sync();
     ctx.enter(Phase::kCombineCredit);

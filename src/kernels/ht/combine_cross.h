@@ -47,20 +47,23 @@ class RowGatherer {
         const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation_, args_.gin_rows, sum.packet);
         if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return false;
         const uint32_t source = rail_peer(c, team);
+        uint32_t rows = 1;
         uint32_t bytes = args_.wire_bytes;
         if constexpr (kWire == HtWire::kChoices) {
-            bytes = gather_choices(ctx, num, ring.outgoing(args_.gin_rows, sum.packet));
-            if (bytes == 0) return false;
+            const uint32_t begin = rows_begin<kWire>(args_);
+            rows = gather_choices(ctx, num, ring.outgoing(args_.gin_rows, sum.packet) + begin);
+            if (rows == 0) return false;
+            bytes = begin + rows * args_.row_bytes;
         } else {
             sum_rows<kDType>(ctx, PointerSummands{plan_.rows, num}, 0, args_.row_bytes / dtype_bytes(kDType),
                              ring.outgoing(args_.gin_rows, sum.packet));
         }
         if constexpr (kIsElastic<Args>)
-            merge_words(ctx, source, token, num, ring.outgoing(args_.gin_rows, sum.packet) + args_.row_bytes);
+            merge_words(ctx, source, token, num, ring.outgoing(args_.gin_rows, sum.packet) + words_begin<kWire>(args_));
         ctx.warp_sync();
         if (is_leader(ctx)) {
             ring.send(ctx, operation_, args_.gin_rows, sum.packet, bytes);
-            count_rows(ctx, c.reach, source, kWire == HtWire::kChoices ? bytes / args_.row_bytes : 1, 0);
+            count_rows(ctx, c.reach, source, rows, 0);
         }
         CROSSDOCK_ROLLED
         for (uint32_t i = ctx.lane(); i < num; i += kLanes) {
@@ -72,7 +75,7 @@ class RowGatherer {
         return true;
     }
 
-    // Copies the rows of the plan's packets one behind the other. Returns their bytes, or 0 if a rank has told what
+    // Copies the rows of the plan's packets one behind the other. Returns their number, or 0 if a rank has told what
     // cannot be: then the group has failed.
     CROSSDOCK_DEVICE uint32_t gather_choices(const Ctx& ctx, uint32_t num, std::byte* to) const {
         const HtCommon& c = args_.common;
@@ -92,22 +95,22 @@ class RowGatherer {
             }
             CROSSDOCK_ROLLED
             for (uint32_t row = 0; row <= last; ++row, ++rows) {
-                copy_row(ctx, plan_.rows[i] + row * args_.row_bytes, args_.row_bytes, 1,
+                copy_row(ctx, plan_.rows[i] + rows_begin<kWire>(args_) + row * args_.row_bytes, args_.row_bytes, 1,
                          [&](uint32_t) { return to + rows * args_.row_bytes; });
             }
         }
         wait_row_copies(ctx);
-        return rows * args_.row_bytes;
+        return rows;
     }
 
     // Elastic. The weights that came with the plan's rows: each column is of one rank, and 0 for the others.
     CROSSDOCK_DEVICE void merge_words(const Ctx& ctx, uint32_t source, uint32_t token, uint32_t num,
                                       std::byte* to) const {
-        for_lanes(ctx, args_.behind_bytes == 0 ? 0 : args_.common.topk, [&](uint32_t column) {
+        for_lanes(ctx, args_.weight_bytes == 0 ? 0 : args_.common.topk, [&](uint32_t column) {
             uint32_t word = 0;
             CROSSDOCK_ROLLED
             for (uint32_t i = 0; i < num; ++i) {
-                word |= word_of_lsa_row(ctx, args_, source, token, plan_.origins[i], plan_.rows[i], column);
+                word |= word_of_lsa_row<kWire>(ctx, args_, source, token, plan_.origins[i], plan_.rows[i], column);
             }
             reinterpret_cast<uint32_t*>(to)[column] = word;
         });

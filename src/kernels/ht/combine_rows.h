@@ -28,14 +28,26 @@ CROSSDOCK_DEVICE bool find_lsa_row(const Ctx& ctx, const HtCombineArgs& args, co
     return true;
 }
 
-// Elastic. Column `column` of the weights that came with a row that find_lsa_row has found.
+// Elastic. Where in a packet the weights are that return, and its rows: rows of choices come behind the weights, since
+// their number differs.
+template <HtWire kWire>
+CROSSDOCK_DEVICE uint32_t words_begin(const HtElasticCombineArgs& args) {
+    return kWire == HtWire::kChoices ? 0 : args.row_bytes;
+}
+template <HtWire kWire, typename Args>
+CROSSDOCK_DEVICE uint32_t rows_begin(const Args& args) {
+    return kIsElastic<Args> && kWire == HtWire::kChoices ? args.weight_bytes : 0;
+}
+
+// Elastic. Column `column` of the weights that came with a row or packet that find_lsa_row has found.
+template <HtWire kWire>
 CROSSDOCK_DEVICE uint32_t word_of_lsa_row(const Ctx& ctx, const HtElasticCombineArgs& args, uint32_t source,
                                           uint32_t token, uint32_t peer, const std::byte* row, uint32_t column) {
     if (peer_states(ctx, args.shared)[peer] == kDirect) {
         const uint64_t number = static_cast<uint64_t>(row - args.tokens) / args.row_bytes;
         return weight_to_return(args, source, token, static_cast<uint32_t>(number), column);
     }
-    return reinterpret_cast<const uint32_t*>(row + args.row_bytes)[column];
+    return reinterpret_cast<const uint32_t*>(row + words_begin<kWire>(args))[column];
 }
 
 // One warp. Appends the lanes' rows (null: none) to the plan's first `num`, in the order of lanes. Returns their

@@ -105,7 +105,7 @@ class RowReturner {
                 if (may_send) complete(ctx, *row);
             }
             if constexpr (kIsElastic<Args>) {
-                if (may_send) return_words(ctx, args_, *row, returns_.packet_of(ctx, *row));
+                if (may_send) return_words(ctx, args_, *row, returns_.packet_of(ctx, *row) + words_begin<kWire>(args_));
             }
             if (may_send) returns_.add(ctx, *row);
         }
@@ -133,10 +133,15 @@ class RowReturner {
         return args_.tokens + uint64_t{slot} * args_.row_bytes + part.first;
     }
 
+    CROSSDOCK_DEVICE std::byte* row_in_packet(const Ctx& ctx, const PlannedRow& row, uint32_t index) const {
+        return returns_.packet_of(ctx, row) + rows_begin<kWire>(args_) + index * args_.row_bytes;
+    }
+
     CROSSDOCK_DEVICE bool wait_for_slot(const Ctx& ctx, const PlannedRow& row) {
         if constexpr (kWire != HtWire::kChoices) return returns_.wait_for_slot(ctx, row);
-        return returns_.wait_for_slot(ctx, row, row.num_slots,
-                                      uint64_t{row.num_slots} * args_.row_bytes + kRowCountBytes);
+        return returns_.wait_for_slot(
+            ctx, row, row.num_slots,
+            rows_begin<kWire>(args_) + uint64_t{row.num_slots} * args_.row_bytes + kRowCountBytes);
     }
 
     // The first part of a packet's rows from `index` on.
@@ -166,9 +171,7 @@ class RowReturner {
             if (is_begun_) load(ctx, loaded, round_ + 1);
             const RowStage from = stage(ctx, round_);
             from.wait_loaded(ctx, round_ / args_.warp_layout.producer_stages);
-            if (may_send)
-                from.store(ctx, returns_.packet_of(ctx, row) + part.index * args_.row_bytes + part.first, 0,
-                           bytes_of(part), true);
+            if (may_send) from.store(ctx, row_in_packet(ctx, row, part.index) + part.first, 0, bytes_of(part), true);
             RowStage::end_group(ctx);
             if (part.index == 0 && part.first == 0) returns_.raise(ctx, 1);
             ++round_;
@@ -184,12 +187,11 @@ class RowReturner {
 
     // The whole warp. Zeros for the rows that have no place, and the index of the last row.
     CROSSDOCK_DEVICE void complete(const Ctx& ctx, const PlannedRow& row) const {
-        std::byte* const packet = returns_.packet_of(ctx, row);
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < row.num_slots; ++i) {
-            if (rows_.slots(row)[i] == kNoSlot) zero_row(ctx, packet + i * args_.row_bytes, args_.row_bytes);
+            if (rows_.slots(row)[i] == kNoSlot) zero_row(ctx, row_in_packet(ctx, row, i), args_.row_bytes);
         }
-        if (is_leader(ctx)) *last_row_of(args_, packet) = row.num_slots - 1;
+        if (is_leader(ctx)) *last_row_of(args_, returns_.packet_of(ctx, row)) = row.num_slots - 1;
         ctx.warp_sync();
     }
 
@@ -222,7 +224,7 @@ class SumReturner {
             for (uint32_t first = 0; first < args_.row_bytes; first += args_.warp_layout.chunk_bytes)
                 send(ctx, {plan_.rows, row->num_slots}, first, may_send ? packet : nullptr);
             if constexpr (kIsElastic<Args>) {
-                if (may_send) return_words(ctx, args_, *row, packet);
+                if (may_send) return_words(ctx, args_, *row, packet + words_begin<kWire>(args_));
             }
             if (may_send) returns_.add(ctx, *row);
         }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // High throughput: what travels behind a row of an elastic operation (crossdock.h), in words of 4 bytes. In a dispatch:
 // the token's global expert ids by column (-1: none), then its routing weights by column, if they travel, then its
-// scales. In a combine: the weights that return, by column, 0 for experts of other ranks. Who sends a row gathers the
-// words from where the caller has them, and who receives it writes them where the caller wants them.
+// scales. In a combine: the weights that return, by column, 0 for experts of other ranks; they come before rows of
+// choices (HtWire::kChoices), whose number differs. Who sends a row gathers the words from where the caller has them,
+// and who receives it writes them where the caller wants them.
 #pragma once
 
 #include "device/row_copy.h"
@@ -255,11 +256,11 @@ CROSSDOCK_DEVICE uint32_t weight_to_return(const HtElasticCombineArgs& args, uin
     return bits_of(args.elastic.weights[c.expert_major ? at : at * c.topk + column]);
 }
 
-// One warp. The words behind a row that returns. All lanes have written theirs when it ends.
+// One warp. The words that return with a row. All lanes have written theirs when it ends.
 CROSSDOCK_DEVICE void return_words(const Ctx& ctx, const HtElasticCombineArgs& args, const PlannedRow& row,
-                                   std::byte* packet) {
-    if (args.behind_bytes == 0) return;
-    uint32_t* const words = reinterpret_cast<uint32_t*>(packet + args.row_bytes);
+                                   std::byte* to) {
+    if (args.weight_bytes == 0) return;
+    uint32_t* const words = reinterpret_cast<uint32_t*>(to);
     for_lanes(ctx, args.common.topk, [&](uint32_t column) {
         words[column] = weight_to_return(args, row.peer, row.chunk * kChunkTokens + row.bit, row.number, column);
     });

@@ -51,10 +51,10 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     in_used_blocks(args.common, [&](const Ctx& ctx) { ht_dispatch(ctx, args); });
 }
 
-template <DType kDType, Peers>
+template <DType kDType, HtWire kWire, Peers>
 __global__ void __launch_bounds__(kMostThreads, 1)
     crossdock_ht_elastic_combine(const __grid_constant__ HtElasticCombineArgs args) {
-    in_used_blocks(args.common, [&](const Ctx& ctx) { ht_combine<kDType>(ctx, args); });
+    in_used_blocks(args.common, [&](const Ctx& ctx) { ht_combine<kDType, kWire>(ctx, args); });
 }
 
 }  // namespace
@@ -81,8 +81,11 @@ static void launch_on_gpu(HtElasticDispatch, const HtElasticDispatchArgs& args, 
 
 static void launch_on_gpu(HtElasticCombine, const HtElasticCombineArgs& args, const LaunchShape& shape,
                           cudaStream_t stream) {
-    with_dtype(args.dtype, [&]<DType kDType>() {
-        cuda::launch<crossdock_ht_elastic_combine<kDType, kPeers>>(args, shape, stream, HtElasticCombine::kName);
+    with_wire(args.dtype, args.wire, [&]<DType kDType, HtWire kWire>() {
+        if constexpr (!is_quantised(kWire)) {
+            cuda::launch<crossdock_ht_elastic_combine<kDType, kWire, kPeers>>(args, shape, stream,
+                                                                              HtElasticCombine::kName);
+        }
     });
 }
 

@@ -356,7 +356,7 @@ class SumPipeline {
                 ctx.warp_sync();
             }
             if constexpr (kIsElastic<Args>) {
-                if (may_send) return_words(ctx, args_, row, returns.packet_of(ctx, row));
+                if (may_send) return_words(ctx, args_, row, returns.packet_of(ctx, row) + words_begin<kWire>(args_));
             }
             if (may_send && !is_local_) returns.add(ctx, row);
         }

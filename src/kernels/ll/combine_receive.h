@@ -92,6 +92,9 @@ class CombineReceive {
         return alike;
     }
 
+    // Elastic rows are not weighted.
+    CROSSDOCK_DEVICE bool has_weights() const { return has_row_per_choice(args_) && !is_elastic(args_); }
+
     struct Choice {
         int64_t given = 0;
         int32_t own_row = kOtherRank;
@@ -102,7 +105,7 @@ class CombineReceive {
         if (token >= c_.num_tokens) return {};
         const uint32_t k = base + op_.lane() < c_.topk ? base + op_.lane() : base;
         return {given_id(c_, token, k), args_.own_rows_stay ? *own_row(c_, token, k) : kOtherRank,
-                has_row_per_choice(args_) ? args_.topk_weights[uint64_t{token} * c_.topk + k] : 1.0f};
+                has_weights() ? args_.topk_weights[uint64_t{token} * c_.topk + k] : 1.0f};
     }
     CROSSDOCK_DEVICE Choice load_first_choice(const WorkShare& share) const {
         if (!op_.receives() || !share.has(ctx_) || c_.num_tokens == 0) return {};
@@ -123,7 +126,8 @@ class CombineReceive {
     CROSSDOCK_DEVICE uint32_t list_summands_of_token(uint32_t token, Choice first_choice, uint64_t alike,
                                                      bool& all_alike) const {
         const bool per_choice = has_row_per_choice(args_);
-        const uint64_t ranks = is_elastic(args_) ? ranks_of_token(token, first_choice) : 0;
+        const bool per_rank = is_elastic(args_) && !per_choice;
+        const uint64_t ranks = per_rank ? ranks_of_token(token, first_choice) : 0;
         all_alike = true;
         uint32_t num_targets = 0;  // ranks of the choices that all lanes have seen to
         uint32_t num = 0;
@@ -133,14 +137,14 @@ class CombineReceive {
             const Choice choice = base == 0 ? first_choice : choice_of_lane(token, base);
             const uint32_t rank = k < c_.topk ? rank_of_expert(c_, expert_of(c_, choice.given)) : kDropped;
             const bool repeats = ctx_.lanes_before_with(rank) != 0 || !is_first_of_rank(c_, token, base, rank);
-            const bool has_row = rank != kDropped && (per_choice || !repeats);
+            const bool has_row = rank != kDropped && (per_choice ? !repeats_expert(token, base, choice) : !repeats);
             const uint32_t target_idx = num_targets + ctx_.warp_count_before(has_row);
             num_targets += ctx_.warp_count(has_row);
             const bool is_own = args_.own_rows_stay && rank == c_.rank;
             const bool is_summed = has_row && op_.is_active_here(rank) && !(is_own && choice.own_row == kNoRoom);
-            // Elastic sums are in the order of ranks.
-            const uint32_t at = is_elastic(args_) ? number_of_ones(ranks & ((uint64_t{1} << (rank & 63)) - 1))
-                                                  : num + ctx_.warp_count_before(is_summed);
+            // Elastic sums of one row per rank are in the order of ranks.
+            const uint32_t at = per_rank ? number_of_ones(ranks & ((uint64_t{1} << (rank & 63)) - 1))
+                                         : num + ctx_.warp_count_before(is_summed);
             num += ctx_.warp_count(is_summed);
             const bool is_alike = rank < kRanksSeenAtOnce && (alike >> (rank & (kRanksSeenAtOnce - 1)) & 1) != 0;
             all_alike = all_alike && ctx_.warp_all(!is_summed || is_alike);
@@ -155,6 +159,16 @@ class CombineReceive {
         return num;
     }
 
+    // Elastic: whether an earlier choice of the token names the expert of this lane's, and so has its row.
+    CROSSDOCK_DEVICE bool repeats_expert(uint32_t token, uint32_t base, const Choice& choice) const {
+        if (!is_elastic(args_)) return false;
+        const uint32_t k = base + op_.lane();
+        const uint32_t expert = expert_of(c_, choice.given);
+        bool repeats = false;
+        CROSSDOCK_ROLLED
+        for (uint32_t j = 0; j < k && j < c_.topk; ++j) repeats = repeats || expert_id(c_, token, j) == expert;
+        return repeats;
+    }
     // Elastic, all ranks in one bit mask: those of a token's choices.
     CROSSDOCK_DEVICE uint64_t ranks_of_token(uint32_t token, Choice first_choice) const {
         uint64_t ranks = 0;

@@ -51,7 +51,7 @@ class ReturnList {
         uint32_t largest[2] = {0, 0};
         for_lanes(op.ctx, num_ranks, [&](uint32_t i) {
             const LlReceived received = *received_from(op.c, i);
-            uint32_t rows = has_row_per_choice(op.args) ? received.choices : received.rows;
+            uint32_t rows = has_row_per_choice(op.args) ? rows_of_choices(op, received) : received.rows;
             if (i == op.c.rank && op.args.own_rows_stay) rows = 0;
             const bool is_ll128 = received.returns_as_ll128 != 0 && allows_ll128(op.args);
             counts[0][i] = is_ll128 ? 0 : rows;
@@ -66,8 +66,9 @@ class ReturnList {
 
     CROSSDOCK_DEVICE uint32_t size() const { return counts_[num_ranks_] * num_sources_; }
 
-    // Returns false if there is no such row because its source has fewer rows than others, or if the handle's record is
-    // invalid. The cell is checked later (has_cell), so that the row's load can already be issued.
+    // Returns false if there is no such row because its source has fewer rows than others, or a token fewer choices
+    // here, or if the handle's record is invalid. The cell is checked later (has_cell), so that the row's load can
+    // already be issued.
     CROSSDOCK_DEVICE bool find(uint32_t i, Return& row) const {
         const auto& c = args_.common;
         const uint32_t number = i / num_sources_;
@@ -81,6 +82,7 @@ class ReturnList {
             row.cell = row_record(c, row.source, row.i)->cell;
             return !is_elastic(args_) || c.expert_major || row.row_idx < num_rows_here(args_);
         }
+        if (is_elastic(args_)) return find_elastic(row);
         const LlChoice choice = *choice_of(c, row.source, row.i);
         row.row_idx = choice.row_idx;
         row.cell = choice.cell;
@@ -89,6 +91,31 @@ class ReturnList {
     CROSSDOCK_DEVICE bool has_cell(const Return& row) const { return row.cell < args_.common.offsets.num_cells; }
 
   private:
+    CROSSDOCK_DEVICE static uint32_t rows_of_choices(const Op& op, const LlReceived& received) {
+        return is_elastic(op.args) ? received.rows * most_choices(op.c) : received.choices;
+    }
+    // Of a token, at most.
+    CROSSDOCK_DEVICE static uint32_t most_choices(const auto& c) {
+        return c.topk < c.offsets.experts_per_rank ? c.topk : c.offsets.experts_per_rank;
+    }
+    // Elastic rows of choices: the first ones of all tokens, then their second ones, ... So warps find few that are
+    // missing between those that are there.
+    CROSSDOCK_DEVICE bool find_elastic(Return& row) const {
+        const auto& c = args_.common;
+        const uint32_t tokens = counts_[row.source] / most_choices(c);
+        const uint32_t before = row.i / tokens;  // of the token's choices here
+        const RowRecord* record = row_record(c, row.source, row.i - before * tokens);
+        const int32_t* rows = reinterpret_cast<const int32_t*>(record + 1);
+        uint32_t num = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t k = 0; k < c.topk; ++k) {
+            if (rows[k] < 0 || num++ < before) continue;
+            row.row_idx = rows[k];
+            row.cell = cell_of(c, record->token_idx, k);
+            return row.row_idx < num_rows_here(args_);
+        }
+        return false;
+    }
     // u32 [ranks + 1] in shared memory: the sources' rows, and the largest of them.
     CROSSDOCK_DEVICE static uint32_t* counts_of(const Op& op, bool is_ll128) {
         return op.args.shared.return_counts.in(op.ctx.shared_memory()) + (is_ll128 ? op.c.arena.num_ranks + 1 : 0);

@@ -136,6 +136,7 @@ inline constexpr LlCombineConfig kCombineKernels[] = {
     {kBothHalves, By::kRank, LlCombineWire::kRows, false, false, true},
     {kBothHalves, By::kRank, LlCombineWire::kRows, false, true, true},
     {kBothHalves, By::kExpert, LlCombineWire::kSums, false, false, true},
+    {kBothHalves, By::kExpert, LlCombineWire::kRows, false, false, true},
 };
 
 // What kernels with a config receive.

@@ -57,9 +57,9 @@ int ElasticShape::most_rows() const {
 }
 
 std::string ElasticShape::describe() const {
-    return fmt::format("{} ranks, {} experts each, top-{}, {} tokens, {} granules, {} scales, alignment {}{}",
+    return fmt::format("{} ranks, {} experts each, top-{}, {} tokens, {} granules, {} scales, alignment {}{}{}",
                        num_ranks, local_experts, topk, max_tokens, most_granules, most_scales, alignment,
-                       is_eager ? ", eager" : "");
+                       is_eager ? ", eager" : "", invariant ? ", invariant" : "");
 }
 
 ElasticShape random_elastic_shape(ncclEpAlgorithm_t mode, uint64_t seed, int num_ranks) {
@@ -72,6 +72,7 @@ ElasticShape random_elastic_shape(ncclEpAlgorithm_t mode, uint64_t seed, int num
     shape.most_scales = static_cast<size_t>(random.pick({0, 0, 1, 3, 7, 56}));
     shape.alignment = random.pick({1u, 1u, 2u, 4u, 6u, 16u});
     shape.is_eager = random.chance(50);
+    shape.invariant = random.chance(30);
     return shape;
 }
 
@@ -460,9 +461,13 @@ void ElasticCombineCall::check() const {
     for (size_t token = 0; token < tokens_; ++token) {
         std::vector<Bytes> biases;
         for (size_t i = 0; i < num_biases_; ++i) biases.push_back(bias_of(i, token));
-        const Bytes sum = reference::elastic_sum(routing_, arrivals_, context_.rank(), static_cast<int>(token), type_,
-                                                 hidden_, biases, handle_.lsa_team_size(),
-                                                 [&](int rank, int row) { return row_of(rank, row); });
+        const auto row = [&](int rank, int number) { return row_of(rank, number); };
+        const int rank = context_.rank(), number = static_cast<int>(token);
+        const Bytes sum =
+            handle_.shape().invariant
+                ? reference::elastic_sum_of_choices(routing_, arrivals_, rank, number, type_, hidden_, biases, row)
+                : reference::elastic_sum(routing_, arrivals_, rank, number, type_, hidden_, biases,
+                                         handle_.lsa_team_size(), row);
         sums.set(token * row_bytes_, sum.data(), row_bytes_);
         for (size_t k = 0; k < topk; ++k) returned.set_element(token * topk + k, returned_weight(token, k));
     }
@@ -553,6 +558,10 @@ void ElasticHandle::dispatch(uint64_t step) {
 
 void ElasticHandle::combine(uint64_t step) {
     ElasticCombineCall call(context_, *this, step);
+    if (shape_.invariant && !routing_.by_expert) {
+        RANK_REFUSED(context_, ncclInvalidUsage, "an invariant group combines expert-major rows", call.run());
+        return;
+    }
     RANK_OK(context_, call.run());
     context_.synchronize(stream_);
     call.check();
@@ -560,7 +569,7 @@ void ElasticHandle::combine(uint64_t step) {
 
 RankProgram random_elastic_operations(const ElasticShape& shape, int num_operations, uint64_t timeout_ns) {
     return [=](RankContext& context) {
-        Group group(context, context.comm(), elastic_config(context, shape, timeout_ns));
+        Group group(context, context.comm(), elastic_config(context, shape, timeout_ns), shape.invariant);
         std::deque<ElasticHandle> handles;
         for (const bool by_expert : {false, true})
             handles.emplace_back(context, group.get(), shape, by_expert, seed_of(shape.seed, by_expert ? 1 : 0));

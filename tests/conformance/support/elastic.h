@@ -29,6 +29,7 @@ struct ElasticShape {
     uint32_t alignment = 1;  // of high throughput's handles by expert
     bool is_eager = false;   // high throughput
     bool peers_may_die = false;
+    bool invariant = false;  // the group
 
     int num_experts() const { return num_ranks * local_experts; }
     // By expert: of one rank, with padding.
