@@ -187,10 +187,11 @@ typedef struct {
  * gradient of a combine is invariant, and so is that of a dispatch, which is a combine.
  *   - Layout: expert-major. In flat and rank-major layouts the caller adds up a rank's rows of a token, in an order
  *     that the library does not see.
- *   - What it costs: the row of every choice travels. In LL that is so without this option (CROSSDOCK_SUMS_EXACT). In
- *     HT a rank otherwise sends one row per token. With 8 choices at random on 4 ranks there are 2.2 times as many
- *     rows, on 8 ranks 1.5 times. With top-8, HT's rings take up to 192 MiB on a GPU instead of 68. Set
- *     config->num_topk: without it they have room for the largest top-k, and take up to 450 MiB.
+ *   - What it costs: the row of every choice travels. In LL, ncclEpCombine does that without this option, too
+ *     (CROSSDOCK_SUMS_EXACT). In HT, and in elastic combines, a rank otherwise sends one row per token. With 8 choices
+ * at random on 4 ranks there are 2.2 times as many rows, on 8 ranks 1.5 times. With top-8, HT's rings take up to 192
+ * MiB on a GPU instead of 68. Set config->num_topk: without it they have room for the largest top-k, and take up to 450
+ * MiB.
  *   - A combine that is not of this kind ends with InvalidUsage: another layout, the recipe MXFP8 in HT,
  *     CROSSDOCK_SUMS_SENDER.
  *   - An elastic combine (crossdockElasticCombine) adds up in this way, too, without weights, after the biases.

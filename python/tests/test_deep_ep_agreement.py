@@ -352,6 +352,11 @@ def calls_that_differ() -> dict[str, tuple[Call, str]]:
             x, topk_idx=ids, topk_weights=weights, num_experts=experts, num_max_tokens_per_rank=most, do_cpu_sync=sync
         )
 
+    def expanded(comm: ep.Communicator, alignment: int = 1) -> None:
+        x, ids = torch.ones(2, 256, dtype=torch.bfloat16), torch.arange(2).repeat(2, 1)
+        settings = {"num_experts": 4, "num_max_tokens_per_rank": 4, "do_cpu_sync": False, "do_expand": True}
+        elastic_of(comm).dispatch(x, topk_idx=ids, expert_alignment=alignment, **settings)
+
     def case(call: Any, words: str, **fields: Any) -> tuple[Call, str]:
         return lambda comm: call(comm, **(fields if comm.rank == 1 else {})), words
 
@@ -406,6 +411,7 @@ def calls_that_differ() -> dict[str, tuple[Call, str]]:
         "scales": case(elastic, r"columns of scales: the ranks' values are \[0, 2\]", scales=2),
         "weights": case(elastic, r"routing weights: the ranks' values are \[0, 1\]", weights=True),
         "M": case(elastic, r"num_max_tokens_per_rank: the ranks' values are \[4, 8\]", most=8),
+        "alignment": case(expanded, "expert_alignment: .* rank 0 has 1, rank 1 has 8", alignment=8),
         "CPU sync": case(elastic, "kind of call: .* rank 0 has a dispatch without CPU sync, rank 1 has", sync=True),
     }
 

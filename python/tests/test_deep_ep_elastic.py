@@ -160,33 +160,57 @@ def test_rows_by_expert(several_sums: bool, alignment: int, do_cpu_sync: bool) -
     ep.run_threads(RANKS, program)
 
 
-def test_deterministic_sums_do_not_depend_on_the_ranks() -> None:
+@pytest.mark.parametrize("largest_batch", [elastic_groups.LARGEST_BATCH, 0])
+def test_deterministic_sums_do_not_depend_on_the_ranks(largest_batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic_groups, "LARGEST_BATCH", largest_batch)
     num, num_experts, topk = 24, 12, 5
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(num, 256, generator=generator).bfloat16()
     ids = torch.rand(num, num_experts, generator=generator).argsort(dim=1)[:, :topk].contiguous()
-    ids[3, 2], ids[5] = -1, -1
-    weights = torch.rand(num, topk, generator=generator)
+    ids[3, 2], ids[5], ids[7, 4] = -1, -1, ids[7, 1]
+    weights, bias = torch.rand(num, topk, generator=generator), x.flip(0) / 7
 
-    def sums_on(ranks: int, do_cpu_sync: bool) -> torch.Tensor:
+    def sums_on(ranks: int, do_cpu_sync: bool, **settings: bool) -> torch.Tensor:
         parts: dict[int, torch.Tensor] = {}
 
         def program(comm: ep.Communicator) -> None:
-            buffer = buffer_of(comm, num_max_tokens_per_rank=num, deterministic=True)
+            buffer = buffer_of(comm, num_max_tokens_per_rank=num, **settings)
             own = slice(comm.rank * num // ranks, (comm.rank + 1) * num // ranks)
             rows, _, scales, handle, _ = buffer.dispatch(
                 x[own], ids[own], weights[own], num_experts=num_experts, do_expand=True, do_cpu_sync=do_cpu_sync
             )
-            parts[comm.rank] = buffer.combine((rows * scales.unsqueeze(1)).bfloat16(), handle)[0]
+            output = (rows * scales.unsqueeze(1)).bfloat16()
+            parts[comm.rank], returned, _ = buffer.combine(output, handle, scales, bias=bias[own])
+            assert torch.equal(returned > 0, ids[own] >= 0)
             buffer.destroy()
 
         ep.run_threads(ranks, program)
         return torch.cat([parts[rank] for rank in range(ranks)])
 
-    alone = sums_on(1, True)
+    alone = sums_on(1, True, deterministic=True)
     for ranks in (2, 3, 4):
         for do_cpu_sync in (True, False):
-            assert torch.equal(sums_on(ranks, do_cpu_sync), alone)
+            assert torch.equal(sums_on(ranks, do_cpu_sync, deterministic=True), alone)
+    assert torch.equal(sums_on(3, True, allow_multiple_reduction=False), alone)
+    assert not torch.equal(sums_on(3, True), alone)  # rounds the sums of ranks
+
+
+def test_an_invariant_environment_combines_expanded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_EP_INVARIANT", "1")
+    problem = Problem(RANKS, [9, 5, 3])
+
+    def program(comm: ep.Communicator) -> None:
+        buffer, rank = buffer_of(comm), comm.rank
+        sent = problem.x[rank], problem.ids[rank], problem.weights[rank]
+        rows, _, _, handle, _ = buffer.dispatch(*sent, num_experts=problem.num_experts)
+        with pytest.raises(AssertionError, match="do_expand=True. NCCL_EP_INVARIANT=1 in the environment"):
+            buffer.combine(rows, handle)
+        rows, _, _, handle, _ = buffer.dispatch(*sent, num_experts=problem.num_experts, do_expand=True)
+        times = (problem.ids[rank] >= 0).sum(dim=1, keepdim=True)
+        assert torch.equal(buffer.combine(rows, handle)[0], (problem.x[rank] * times).bfloat16())
+        buffer.destroy()
+
+    ep.run_threads(RANKS, program)
 
 
 @pytest.mark.parametrize("column_major", [False, True])

@@ -47,7 +47,7 @@ def test_arguments_are_named() -> None:
             (lambda: buffers(comm, "a"), "num_nvl_bytes is 'a', allowed"),
             (lambda: deep_ep.ElasticBuffer(comm, hidden=None), "hidden is None, allowed"),  # type: ignore[arg-type]
             (lambda: buffer.get_dispatch_layout(far["ids"], E), "topk_idx is on device meta, allowed: cpu, cuda"),
-            (lambda: buffer.get_dispatch_layout(ids, "a"), "num_experts is 'a', allowed: 1 and more"),
+            (lambda: buffer.get_dispatch_layout(ids, "a"), "num_experts is 'a', allowed: whole numbers, 1 and more"),
             (lambda: buffer.dispatch(far["x"], **arguments), "x is on device meta, allowed: cpu, cuda"),
             (
                 lambda: buffer.dispatch(x, **arguments, topk_idx=ids, topk_weights=far["weights"]),
@@ -79,8 +79,11 @@ def test_arguments_are_named() -> None:
             ),
             (lambda: low_latency(far["x"], far["ids"], M, E), "x is on device meta, allowed: cpu, cuda"),
             (lambda: low_latency(x, far["ids"], M, E), "topk_idx is on device meta, expected cpu"),
-            (lambda: low_latency(x, ids, "a", E), "num_max_dispatch_tokens_per_rank is 'a', allowed: 1 and more"),
-            (lambda: low_latency(x, ids, M, None), "num_experts is None, allowed: 1 and more"),
+            (
+                lambda: low_latency(x, ids, "a", E),
+                "num_max_dispatch_tokens_per_rank is 'a', allowed: whole numbers, 1 and more",
+            ),
+            (lambda: low_latency(x, ids, M, None), "num_experts is None, allowed: whole numbers, 1 and more"),
             (lambda: combine(experts_rows, ids, far["weights"], sent), "topk_weights is on device meta, expected cpu"),
             (lambda: combine(experts_rows, [[0]], weights, sent), "topk_idx is of type list, expected a torch.Tensor"),
             (lambda: combine(experts_rows, ids, weights, sent, out=far["x"]), "out is on device meta, expected cpu"),
@@ -91,6 +94,10 @@ def test_arguments_are_named() -> None:
             (
                 lambda: elastic.dispatch(x, topk_idx=ids, num_experts=E, expert_alignment="a"),
                 "expert_alignment is 'a', allowed",
+            ),
+            (
+                lambda: elastic.dispatch(torch.quantize_per_tensor(x.float(), 1.0, 0, torch.qint8), ids, num_experts=E),
+                "x is .* of torch.qint8, a quantised type",
             ),
             (lambda: elastic.combine(x.to("meta"), of_elastic), "x is on device meta, expected cpu"),
             # What nobody looked at where calls are asynchronous, and numbers that the library below could not hold.
@@ -206,9 +213,10 @@ def test_ranks_that_wait_are_told_of_shapes() -> None:
     assert "different num_max_dispatch_tokens_per_rank or num_experts" in str(error)
     assert str(explained(ep.RemoteError("in LL combine"))) == "in LL combine"
     overflow = ep.InvalidUsage("the group has failed: 9 rows came to rank 1, whose max_recv_tokens_per_rank is 8")
-    assert str(carried.explained(overflow)).endswith("is 8; here that is num_worst_tokens")
+    assert str(carried.explained(overflow, "num_worst_tokens")).endswith("is 8; here that is num_worst_tokens")
+    assert str(carried.explained(overflow, "")).endswith("is 8")
     sms = "the number of SMs (crossdockHandleSetSms) is 20 on rank 0, 24 on rank 1; all ranks must pass the same"
-    assert str(carried.explained(ep.InvalidUsage(sms))).startswith("num_sms is 20 on rank 0, 24 on rank 1;")
+    assert str(carried.explained(ep.InvalidUsage(sms), "")).startswith("num_sms is 20 on rank 0, 24 on rank 1;")
 
 
 def test_arguments_of_other_builds() -> None:

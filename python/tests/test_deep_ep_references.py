@@ -73,6 +73,15 @@ def test_elastic_buffer(several_sums: bool) -> None:
     torch.multiprocessing.start_processes(compare, (RANKS, port, several_sums), nprocs=RANKS, start_method="forkserver")
 
 
+def test_sums_that_are_not_rounded_go_by_column() -> None:
+    """In fp32, 2**-25 is lost beside 1. Rank 0 has the second choice, rank 1 the others, two experts each."""
+    ids = torch.tensor([[2, 0, 3]])
+    y = torch.tensor([1.0, 2**-25, -1.0]).bfloat16().view(1, 3, 1)
+    assert refs.combine(y, ids, 1, 2, 4, None, False, False).item() == 0
+    assert refs.combine(y, ids, 1, 2, 4, None, True, False).item() == 2**-25
+    assert refs.combine(y, ids, 1, 2, 4, torch.tensor([[1.0]]).bfloat16(), True, False).item() == 1
+
+
 def test_sums_round_per_rank_and_per_domain() -> None:
     """1 + 1/256 is 1 in bf16, and 1/256 twice is not."""
     ids = torch.tensor([[0, 2, 3, -1]])  # two experts a rank, two ranks a domain

@@ -99,7 +99,7 @@ def test_wrong_signals_are_named() -> None:
             ({"comp_signal": None}, "overlap is True with 0 of comp_signal and src_signals"),
             ({"src_signals": counters}, "overlap is True with 2 of comp_signal and src_signals"),
             ({"block_m": 0}, "block_m is 0, allowed: 1 and more"),
-            ({"block_m": None}, "block_m is None, allowed: 1 and more"),
+            ({"block_m": None}, "block_m is None, allowed: whole numbers, 1 and more"),
             ({"threshold": 0}, "threshold is 0, allowed: 1 and more"),
             ({"num_sms": -1}, "num_sms is -1, allowed: 0 and more"),
             ({"block_m": SLOTS - 1}, f"comp_signal is .*, expected .* at least {2 * LOCAL} elements"),

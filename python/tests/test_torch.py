@@ -457,6 +457,16 @@ def test_wrong_use() -> None:
         ept.ExpertParallel(exchange, torch.nn.Linear(8, 2), [torch.nn.Identity()])
     with pytest.raises(ep.InvalidArgument, match="max_in_flight is 0"):
         exchange_of(comm, ep.Algorithm.LOW_LATENCY, max_in_flight=0)
+    for arguments, message in (
+        ({"max_in_flight": 1.5}, "max_in_flight is 1.5, allowed: whole numbers from 1 on"),
+        ({"hidden": -4}, "hidden is -4, allowed: whole numbers from 1 on"),
+        ({"max_tokens": 0}, "max_tokens is 0, allowed: whole numbers from 1 on"),
+        ({"recipe": 3}, "recipe is 3, expected one of crossdock.DispatchQuantizationRecipe"),
+    ):
+        with pytest.raises(ep.InvalidArgument, match=message):
+            exchange_of(comm, ep.Algorithm.LOW_LATENCY, **arguments)
+    with pytest.raises(ep.InvalidUsage, match="invariant is True, allowed: False: .* TokenSwitch"):
+        exchange_of(comm, ep.Algorithm.HIGH_THROUGHPUT, invariant=True)
     with pytest.raises(ep.InvalidUsage, match="torch.distributed is not initialised"):
         ept.communicator_of()
     with pytest.raises(ep.InvalidArgument, match="num_experts is 3, allowed: positive multiples of the 2 ranks"):

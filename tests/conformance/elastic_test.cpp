@@ -86,12 +86,18 @@ ElasticShape shape_to_everybody(ncclEpAlgorithm_t mode, int num_ranks) {
             .alignment = 2};
 }
 
+// Whose combines differ; an invariant group combines no rows by rank.
+struct Combined {
+    bool by_expert, invariant;
+};
+constexpr Combined kEveryCombine[] = {{false, false}, {true, false}, {true, true}};
+
 // Killed at any step: the others end, and say who it was.
 TEST_BOTH_MODES(Elastic, ARankKilledAtAnyStepIsNamed) {
     on_each_elastic_backend(mode, {Backend::kSimulation}, [=](const BackendSpec& backend) {
         constexpr int kDead = 1;
         const int num_ranks = lsa_team_for(4) == 0 ? 3 : 4;
-        for (const bool by_expert : {false, true}) {
+        for (const Combined combined : kEveryCombine) {
             LostRanks lost_ranks;
             const RankProgram program = [&](RankContext& context) {
                 ElasticShape shape = shape_to_everybody(mode, num_ranks);
@@ -99,9 +105,10 @@ TEST_BOTH_MODES(Elastic, ARankKilledAtAnyStepIsNamed) {
                 const bool dead = context.rank() == kDead;
                 const ncclEpGroupConfig_t config = elastic_config(context, shape, 1'000'000);
                 ncclEpGroup_t made = nullptr;
-                if (create_group(context, &made, context.comm(), &config) != ncclSuccess) return;
+                shape.invariant = combined.invariant;
+                if (create_group(context, &made, context.comm(), &config, shape.invariant) != ncclSuccess) return;
                 const OwnedGroup group(made);
-                ElasticHandle handle(context, group.get(), shape, by_expert, 9);
+                ElasticHandle handle(context, group.get(), shape, combined.by_expert, 9);
                 handle.route(to_everybody(shape));
                 for (uint64_t step = 0; step < 4; ++step) {
                     std::optional<ElasticDispatchCall> dispatch;
@@ -166,21 +173,23 @@ std::vector<std::vector<int64_t>> ids_of(Routes routes, const ElasticShape& shap
     return ids;
 }
 
-constexpr std::pair<Routes, bool> kRoutesAndLayouts[] = {
-    {Routes::kToEverybody, false},     {Routes::kToEverybody, true},   {Routes::kNowhereOnOneRank, false},
-    {Routes::kNowhereOnOneRank, true}, {Routes::kToThemselves, false}, {Routes::kToThemselves, true}};
+constexpr std::pair<Routes, Combined> kRoutesAndCombines[] = {
+    {Routes::kToEverybody, {false, false}},     {Routes::kToEverybody, {true, false}},
+    {Routes::kToEverybody, {true, true}},       {Routes::kNowhereOnOneRank, {false, false}},
+    {Routes::kNowhereOnOneRank, {true, false}}, {Routes::kToThemselves, {false, false}},
+    {Routes::kToThemselves, {true, false}}};
 
 // Every rank learns at once what differs.
 TEST_BOTH_MODES(Elastic, RanksThatDifferLearnIt) {
     on_each_elastic_backend(mode, kEveryBackend, [=](const BackendSpec& spec) {
         for (const ElasticDifference& difference : kElasticDifferences) {
-            for (const auto& [each_routes, each_by_expert] : kRoutesAndLayouts) {
+            for (const auto& [each_routes, each_combined] : kRoutesAndCombines) {
                 const Routes routes = each_routes;  // clang 14 captures no structured bindings
-                const bool by_expert = each_by_expert;
+                const Combined combined = each_combined;
                 expect_clean(spec, ranks_or(4), std::nullopt, [&](RankContext& context) {
                     const ElasticShape shape = shape_to_everybody(mode, context.num_ranks());
-                    Group group(context, context.comm(), elastic_config(context, shape));
-                    ElasticHandle handle(context, group.get(), shape, by_expert, 3);
+                    Group group(context, context.comm(), elastic_config(context, shape), combined.invariant);
+                    ElasticHandle handle(context, group.get(), shape, combined.by_expert, 3);
                     handle.route(ids_of(routes, shape));
                     RANK_OK(context, handle.update());
                     handle.dispatch(0);
@@ -311,15 +320,17 @@ TEST_BOTH_MODES(Elastic, RowsWithoutRoomFailTheGroup) {
 // With a budget and the policy to drop, outputs need no more rows than that, and the group goes on.
 TEST(HtElastic, RowsBeyondTheBudgetAreDropped) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        for (const bool by_expert : {false, true}) {
+        for (const Combined combined : kEveryCombine) {
             expect_clean(spec, ranks_or(4), std::nullopt, [=](RankContext& context) {
-                const ElasticShape shape = shape_to_everybody(kHighThroughput, context.num_ranks());
+                ElasticShape shape = shape_to_everybody(kHighThroughput, context.num_ranks());
+                shape.budget = shape.max_tokens;
+                shape.invariant = combined.invariant;
                 const size_t budget = static_cast<size_t>(shape.max_tokens);
                 ncclEpGroupConfig_t config = elastic_config(context, shape);
                 config.max_recv_tokens_per_rank = static_cast<unsigned>(budget);
                 config.overflow_policy = NCCL_EP_OVERFLOW_DROP;
-                Group group(context, context.comm(), config);
-                ElasticHandle handle(context, group.get(), shape, by_expert, 3);
+                Group group(context, context.comm(), config, shape.invariant);
+                ElasticHandle handle(context, group.get(), shape, combined.by_expert, 3);
                 handle.route(to_everybody(shape));
                 RANK_OK(context, handle.update());
                 for (uint64_t step = 0; step < 3; ++step) {
@@ -328,6 +339,10 @@ TEST(HtElastic, RowsBeyondTheBudgetAreDropped) {
                     RANK_OK(context, call.run());
                     context.synchronize(handle.stream());
                     call.check_untouched_from(budget);
+                    ElasticCombineCall combine(context, handle, step, {.weights = true});
+                    RANK_OK(context, combine.run());
+                    context.synchronize(handle.stream());
+                    combine.check();
                 }
             });
         }
@@ -337,11 +352,12 @@ TEST(HtElastic, RowsBeyondTheBudgetAreDropped) {
 // Captured operations do at every replay what eager ones do.
 TEST_BOTH_MODES(Elastic, GraphsReplay) {
     on_each_backend({Backend::kCuda, Backend::kCudaProcesses}, [=](const BackendSpec& spec) {
-        for (const bool by_expert : {false, true}) {
+        for (const Combined combined : kEveryCombine) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
-                const ElasticShape shape = shape_to_everybody(mode, context.num_ranks());
-                Group group(context, context.comm(), elastic_config(context, shape));
-                ElasticHandle handle(context, group.get(), shape, by_expert, 3);
+                ElasticShape shape = shape_to_everybody(mode, context.num_ranks());
+                shape.invariant = combined.invariant;
+                Group group(context, context.comm(), elastic_config(context, shape), shape.invariant);
+                ElasticHandle handle(context, group.get(), shape, combined.by_expert, 3);
                 handle.route(to_everybody(shape));
                 RANK_OK(context, handle.update());
                 ElasticDispatchCall dispatch(context, handle, 1);

@@ -44,8 +44,9 @@ def is_whole(value: object, least: int, most: int | None = None) -> bool:
 
 def check_count(name: str, value: object, least: int, allowed: str = "", most: int | None = None) -> None:
     """A whole number in least..most; allowed: what is, where that is less."""
+    kind = "" if isinstance(value, (int, numbers.Integral)) else "whole numbers, "
     fits = is_whole(value, least)
-    require(fits, lambda: f"{name} is {value!r}, allowed: {allowed or f'{least} and more'}")
+    require(fits, lambda: f"{name} is {value!r}, allowed: {kind}{allowed or f'{least} and more'}")
     require(is_whole(value, least, most), lambda: f"{name} is {value!r}, allowed: at most {most}")
 
 
@@ -141,6 +142,7 @@ def check_values(topk_idx: torch.Tensor, num_experts: int) -> None:
 def check_x(values: Any, scales: Any) -> None:
     """x of a dispatch, with its scales or None."""
     check_tensor("x", values, ("tokens", "hidden"), (), dense=True)
+    require(not values.is_quantized, lambda: f"x is {describe(values)}, a quantised type of torch: pass its int_repr()")
     fits = values.element_size() <= 4 and values.shape[1] >= 1
     require(fits, lambda: f"x is {describe(values)}, allowed: elements of 1, 2 or 4 bytes, at least one in a row")
     if scales is not None:

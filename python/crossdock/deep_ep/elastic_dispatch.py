@@ -105,6 +105,9 @@ class Elastic(ElasticGroups):
         # Rows and scales that go, and bf16 rows that return.
         beside = 0 if scales is None else align(row_bytes_of(scales), UNIT)
         returning = padded_bytes(2 * x.shape[1])
+        agreed = call_form(*form) | {"do_expand": do_expand}
+        if do_expand and not is_exact:
+            agreed["expert_alignment"] = alignment  # how many rows there is room for
         is_dense = topk_idx.is_contiguous() and (topk_weights is None or topk_weights.is_contiguous())
         return DispatchForm(
             do_expand,
@@ -113,7 +116,7 @@ class Elastic(ElasticGroups):
             most or num_tokens,
             num_sms or usual_sms,
             is_exact,
-            call_form(*form) | {"do_expand": do_expand},
+            agreed,
             max(padded_bytes(row_bytes_of(x)) + beside, returning),
             tag_of_dispatch(x, scales),
             is_dense and goes_as_it_is(x) and num_tokens > 0,

@@ -44,6 +44,7 @@ MOST_SLOTS = 8192  # rows of all ranks, for which a low-latency group has memory
 # What the library's elastic operations of low latency can do.
 MOST_RANKS = 64
 MOST_EXPERTS = 32767
+MOST_TOKENS = 2**24 - 1  # of a rank, in any group
 # The least that groups are made for.
 SMALLEST_TOKENS = {Algorithm.LOW_LATENCY: 32, Algorithm.HIGH_THROUGHPUT: 128}
 SMALLEST_TOPK = 8
@@ -73,16 +74,10 @@ class _Pool(NamedTuple):
     topk: int
 
 
-def call(operation: Callable[..., Any], *arguments: Any) -> Any:
-    """What the operation returns, or its error as callers of this package know it."""
-    try:
-        return operation(*arguments)
-    except Error as error:
-        raise explained(error) from error
-
-
 class ElasticGroups:
     """Of one buffer. adds_choices: rows by expert return one by one, and are added up in the order of choices."""
+
+    budget_is = ""  # the argument that sets how many rows there is room for, if callers have one
 
     def __init__(self, ranks: Ranks, adds_choices: bool = False) -> None:
         self.ranks = ranks
@@ -93,6 +88,13 @@ class ElasticGroups:
         self._is_one_team: dict[str, bool] = {}  # whether all ranks are one LSA team, by type of device
         self.forms = Forms()  # of dispatches, with what follows from each while these groups serve
         self._sums = Forms()  # rows that return as they are, with what a group carries: their tags
+
+    def _call(self, operation: Callable[..., Any], *arguments: Any) -> Any:
+        """What the operation returns, or its error as callers of this package know it."""
+        try:
+            return operation(*arguments)
+        except Error as error:
+            raise explained(error, self.budget_is) from error
 
     def plan(self, kind: Kind) -> ElasticPlan:
         """Collective where a group must be made."""
@@ -139,7 +141,7 @@ class ElasticGroups:
                 return found.pool
         tokens = found.tokens if found else SMALLEST_TOKENS[algorithm]
         while tokens < kind.most_tokens:
-            tokens *= 2
+            tokens = min(2 * tokens, max(kind.most_tokens, MOST_TOKENS))
         if budget:
             # A group's budget is at least its tokens. More than this call's budget would hide that too many rows come.
             tokens = min(tokens, max(kind.most_tokens, budget))
@@ -200,9 +202,9 @@ class ElasticGroups:
         is_carried: all of them are as groups carry them.
         """
         if is_carried:
-            return call(elastic_dispatch, plan, x, scales, topk_idx, weights, statistics, *numbers)
+            return self._call(elastic_dispatch, plan, x, scales, topk_idx, weights, statistics, *numbers)
         routing = topk_idx.contiguous(), _dense(weights), statistics
-        came, *others = call(elastic_dispatch, plan, as_carried(x), scales, *routing, *numbers)
+        came, *others = self._call(elastic_dispatch, plan, as_carried(x), scales, *routing, *numbers)
         return from_carried(came, x), *others
 
     def send_again(
@@ -228,7 +230,7 @@ class ElasticGroups:
         if padded_bytes(row_bytes_of(x)) + beside <= capacity:
             settings = num_sms, tag, zero_padding, column_major
             arguments = rows, scales, weights, statistics, *settings
-            came, sf, ids, returned = call(elastic_dispatch_again, lease, *arguments)
+            came, sf, ids, returned = self._call(elastic_dispatch_again, lease, *arguments)
         else:
             # In pieces; what goes along goes with the first.
             parts = [rows] if scales is None else [rows, as_carried(scales.contiguous())]
@@ -237,7 +239,7 @@ class ElasticGroups:
             for piece in (piece.contiguous() for of_part in pieces for piece in of_part):
                 along = (None, None) if sent else (weights, statistics)
                 arguments = piece, None, *along, num_sms, tag, zero_padding, False
-                sent.append(call(elastic_dispatch_again, lease, *arguments))
+                sent.append(self._call(elastic_dispatch_again, lease, *arguments))
             _, _, ids, returned = sent[0]
             came = torch.cat([piece for piece, *_ in sent[: len(pieces[0])]], dim=1)
             sf = None
@@ -252,7 +254,7 @@ class ElasticGroups:
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """The sums of rows alone, as they are; None: take add_up, which notes such rows."""
         tag: int | None = self._sums.find(x, lease.num_rows, lease.plan.pool.row_bytes)
-        return None if tag is None else call(elastic_combine, lease, x, None, None, None, num_sms, tag)
+        return None if tag is None else self._call(elastic_combine, lease, x, None, None, None, num_sms, tag)
 
     def add_up(
         self,
@@ -275,14 +277,14 @@ class ElasticGroups:
             if not weights_follow:
                 self._sums.keep(tag, x, lease.num_rows, capacity)
             sums: tuple[torch.Tensor, torch.Tensor | None]
-            sums = call(elastic_combine, lease, x, weights, *biases, num_sms, tag)
+            sums = self._call(elastic_combine, lease, x, weights, *biases, num_sms, tag)
             return sums
         # Rows that are longer than the group's, or not of whole units, return in pieces; weights with the first.
         pieces, returned = [], None
         for begin in range(0, hidden, step):
             rows, *added = (_columns(part, begin, min(begin + step, hidden), unit) for part in (x, *biases))
             going = weights if begin == 0 else None
-            piece, back = call(elastic_combine, lease, rows, going, *added, num_sms, tag)
+            piece, back = self._call(elastic_combine, lease, rows, going, *added, num_sms, tag)
             returned = back if begin == 0 else returned
             pieces.append(piece[:, : hidden - begin])
         return torch.cat(pieces, dim=1), returned

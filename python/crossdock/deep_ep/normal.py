@@ -53,6 +53,8 @@ def expect_alike(layout: tuple[torch.Tensor, torch.Tensor, torch.Tensor], topk_i
 class Normal(ElasticGroups):
     """Of one Buffer."""
 
+    budget_is = "num_worst_tokens"
+
     def lease_of(self, handle: Any) -> ElasticLease:
         """What a handle of this buffer, or a plain tuple with its items, stands for."""
         items = tuple.__iter__(handle) if isinstance(handle, tuple) else ()

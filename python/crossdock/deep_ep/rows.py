@@ -39,6 +39,7 @@ _OF_COMBINE: tuple[_Part, ...] = (_ROW_BYTES, ("topk_weights", 4, ("None", "give
 _FOUND = re.compile(r"the tag \(crossdockHandleSetTag\) is (\d+) on rank (\d+), (\d+) on rank (\d+)")
 _WEIGHTS = re.compile(r"whether topk_weights travel is (no|yes) on rank (\d+), (no|yes) on rank (\d+)")
 _SMS = "the number of SMs (crossdockHandleSetSms)"
+_SUMMED = "an invariant group combines expert-major rows"
 _BUDGETS = ("whose max_recv_tokens_per_rank is", "whose tensor in")
 
 
@@ -81,11 +82,13 @@ def tag_of_combine(x: torch.Tensor, weights_follow: bool) -> int:
     return row_bytes_of(x) % UNIT | weights_follow << 4
 
 
-def explained(error: Error) -> Error:
+def explained(error: Error, budget_is: str) -> Error:
     """The library's error of an elastic operation with the names and values that callers know."""
     text = str(error).replace(_SMS, "num_sms")
-    if any(words in text for words in _BUDGETS):
-        text += "; here that is num_worst_tokens"
+    if budget_is and any(words in text for words in _BUDGETS):
+        text += f"; here that is {budget_is}"
+    if _SUMMED in text:
+        text += "; here: rows of a dispatch with do_expand=True. NCCL_EP_INVARIANT=1 in the environment asks for this"
     found = _FOUND.search(text)
     if found is not None:
         tag, rank, other, peer = map(int, found.groups())

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -32,6 +33,11 @@ from crossdock.torch.symmetric import SymmetricMemory
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of tokens
 
 
+def _check_number(name: str, value: object, least: int) -> None:
+    if not isinstance(value, numbers.Integral) or value < least:
+        raise InvalidArgument(f"{name} is {value!r}, allowed: whole numbers from {least} on")
+
+
 def _check_recipes(
     algorithm: Algorithm,
     dtype: torch.dtype,
@@ -40,6 +46,13 @@ def _check_recipes(
     combine_recipe: CombineQuantizationRecipe,
     zero_copy: bool,
 ) -> None:
+    for name, value, kind in (
+        ("algorithm", algorithm, Algorithm),
+        ("recipe", recipe, DispatchQuantizationRecipe),
+        ("combine_recipe", combine_recipe, CombineQuantizationRecipe),
+    ):
+        if not isinstance(value, kind):
+            raise InvalidArgument(f"{name} is {value!r}, expected one of crossdock.{kind.__name__}")
     if recipe not in (DispatchQuantizationRecipe.NONE, DispatchQuantizationRecipe.DS_FP8E3M4):
         raise InvalidArgument(f"recipe is {recipe.name}, allowed here: NONE, DS_FP8E3M4 (FWD is for Handle.dispatch)")
     if recipe != DispatchQuantizationRecipe.NONE:
@@ -99,6 +112,8 @@ class Exchange(Shared):
     - fields: further ones of GroupConfig.
 
     Gradients are never quantised.
+    A token must not name an expert twice: high throughput then keeps one of the weights, and the gradients do not say
+    which.
     All ranks make the same calls in the same order. In the backward pass autograd ensures this if the ranks run the
     same model.
     A CUDA graph captures the calls with their tensors. Replays read what the tensors hold at that time. A captured
@@ -128,8 +143,15 @@ class Exchange(Shared):
         zero_copy: bool = False,
         **fields: Any,
     ) -> None:
-        if max_in_flight < 1:
-            raise InvalidArgument(f"max_in_flight is {max_in_flight}, allowed: 1 and more")
+        sizes = {"num_experts": num_experts, "num_topk": num_topk, "max_tokens": max_tokens, "hidden": hidden}
+        for name, value in (sizes | {"max_in_flight": max_in_flight}).items():
+            _check_number(name, value, 1)
+        _check_number("max_rows", max_rows, 0)
+        if fields.get("invariant"):
+            raise InvalidUsage(
+                "invariant is True, allowed: False: the caller adds up an exchange's rows. TokenSwitch with layout "
+                '"expert_major" can be invariant'
+            )
         if dtype not in DTYPES:
             raise InvalidArgument(f"dtype is {dtype}, allowed: {', '.join(map(str, DTYPES))}")
         _check_recipes(algorithm, dtype, hidden, recipe, combine_recipe, zero_copy)

@@ -25,7 +25,7 @@ uint32_t slots_for(const BackendTraits& backend, const GroupConfig& config, uint
         std::clamp<uint64_t>(slots, kHtFewestSlots, is_deep ? kMaxRingSlots : kHtMostCachedSlots));
 }
 
-// A packet, and the largest one: an elastic one, or rows of choices.
+// A packet, and a bound for the largest one: rows of choices, with what travels beside elastic ones.
 struct PacketBytes {
     uint64_t of_rows;
     uint64_t largest;

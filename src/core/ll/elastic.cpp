@@ -100,15 +100,15 @@ void LlHandle::elastic_combine(const crossdockElasticCombine_t& call, cudaStream
     args.is_elastic = true;
     args.elastic = read.args;
     args.dtype = kernel_dtype(read.tokens.dtype);
-    const bool sums = is_expert_major() && !group_->config().invariant;
-    args.wire = sums ? LlCombineWire::kSums : LlCombineWire::kRows;
+    const bool sums_at_sender = is_expert_major() && !group_->config().invariant;
+    args.wire = sums_at_sender ? LlCombineWire::kSums : LlCombineWire::kRows;
     args.tokens = read.tokens.data;
     args.out_tokens = read.out_tokens.data;
     args.row_bytes = args.wire_bytes = static_cast<uint32_t>(read.tokens.row_bytes());
     args.common.set(Term::kDtype, read.tokens.dtype);
     args.common.set(Term::kDirection, read.args.with_weights ? 1 : 0);
     args.common.set_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes);
-    args.common.set(Term::kSums, sums ? CROSSDOCK_SUMS_SENDER : CROSSDOCK_SUMS_EXACT);
+    args.common.set(Term::kSums, sums_at_sender ? CROSSDOCK_SUMS_SENDER : CROSSDOCK_SUMS_EXACT);
     compare_tag(args.common, tag_);
     const LaunchShape shape = plan_ll_combine(*group_, args, num_sms_);
     group_->note_combine_warps(shape.warps_per_block);

@@ -267,7 +267,7 @@ struct HtCombineArgs {
     HtSlots weight_slots;
     DType dtype;
     HtWire wire;
-    uint32_t wire_bytes;    // of a packet: a row, or rows of choices, and what travels behind
+    uint32_t wire_bytes;    // of a packet: a row, or rows of choices, and what travels beside
     uint32_t wire_part;     // of a stage's part of a row
     uint32_t weight_bytes;  // elastic: of weights by column
     bool with_weights;      // backward: also sends gradients of weights
@@ -282,7 +282,7 @@ struct HtCombineArgs {
     float* out_weights;     // [tokens][topk]
 };
 
-// Elastic: rows, no windows; weights travel behind rows.
+// Elastic: rows or rows of choices, no windows; weights travel beside rows (elastic_words.h).
 struct HtElasticCombineArgs : HtCombineArgs {
     ElasticCombineArgs elastic;
 };

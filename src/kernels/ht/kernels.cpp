@@ -30,7 +30,7 @@ static void run_on_cpu(HtElasticDispatch, cpu::Executor& executor, const HtElast
 static void run_on_cpu(HtElasticCombine, cpu::Executor& executor, const HtElasticCombineArgs& args,
                        const LaunchShape& shape) {
     with_wire(args.dtype, args.wire, [&]<DType kDType, HtWire kWire>() {
-        if constexpr (!is_quantised(kWire))
+        if constexpr (!is_quantised(kWire))  // core asks for no others
             executor.run(shape, [&](cpu::Warp& warp) { ht_combine<kDType, kWire>(Ctx(warp), args); });
     });
 }

@@ -82,7 +82,7 @@ static void launch_on_gpu(HtElasticDispatch, const HtElasticDispatchArgs& args, 
 static void launch_on_gpu(HtElasticCombine, const HtElasticCombineArgs& args, const LaunchShape& shape,
                           cudaStream_t stream) {
     with_wire(args.dtype, args.wire, [&]<DType kDType, HtWire kWire>() {
-        if constexpr (!is_quantised(kWire)) {
+        if constexpr (!is_quantised(kWire)) {  // core asks for no others
             cuda::launch<crossdock_ht_elastic_combine<kDType, kWire, kPeers>>(args, shape, stream,
                                                                               HtElasticCombine::kName);
         }

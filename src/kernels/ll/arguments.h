@@ -144,7 +144,7 @@ struct LlCombineArgsOf {
     std::byte* out_tokens;
     uint32_t segment_bytes;  // of a token's sum by one warp
     uint32_t segments;       // of a token
-    // Elastic: sums of rows by rank, or by the sender, unweighted.
+    // Elastic: unweighted sums of rows by rank, of the sender's sums, or of rows of choices (invariant groups).
     bool is_elastic;
     ElasticCombineArgs elastic;
 };

@@ -127,6 +127,7 @@ class CombineReceive {
                                                      bool& all_alike) const {
         const bool per_choice = has_row_per_choice(args_);
         const bool per_rank = is_elastic(args_) && !per_choice;
+        const bool per_expert = is_elastic(args_) && per_choice;  // one row of an expert that is named twice
         const uint64_t ranks = per_rank ? ranks_of_token(token, first_choice) : 0;
         all_alike = true;
         uint32_t num_targets = 0;  // ranks of the choices that all lanes have seen to
@@ -136,8 +137,11 @@ class CombineReceive {
             const uint32_t k = base + op_.lane();
             const Choice choice = base == 0 ? first_choice : choice_of_lane(token, base);
             const uint32_t rank = k < c_.topk ? rank_of_expert(c_, expert_of(c_, choice.given)) : kDropped;
-            const bool repeats = ctx_.lanes_before_with(rank) != 0 || !is_first_of_rank(c_, token, base, rank);
-            const bool has_row = rank != kDropped && (per_choice ? !repeats_expert(token, base, choice) : !repeats);
+            const uint32_t expert = per_expert && k < c_.topk ? expert_of(c_, choice.given) : kDropped;
+            const bool is_first =
+                per_expert ? is_first_of_expert(c_, token, base, expert) : is_first_of_rank(c_, token, base, rank);
+            const bool repeats = ctx_.lanes_before_with(per_expert ? expert : rank) != 0 || !is_first;
+            const bool has_row = rank != kDropped && ((per_choice && !per_expert) || !repeats);
             const uint32_t target_idx = num_targets + ctx_.warp_count_before(has_row);
             num_targets += ctx_.warp_count(has_row);
             const bool is_own = args_.own_rows_stay && rank == c_.rank;
@@ -159,16 +163,6 @@ class CombineReceive {
         return num;
     }
 
-    // Elastic: whether an earlier choice of the token names the expert of this lane's, and so has its row.
-    CROSSDOCK_DEVICE bool repeats_expert(uint32_t token, uint32_t base, const Choice& choice) const {
-        if (!is_elastic(args_)) return false;
-        const uint32_t k = base + op_.lane();
-        const uint32_t expert = expert_of(c_, choice.given);
-        bool repeats = false;
-        CROSSDOCK_ROLLED
-        for (uint32_t j = 0; j < k && j < c_.topk; ++j) repeats = repeats || expert_id(c_, token, j) == expert;
-        return repeats;
-    }
     // Elastic, all ranks in one bit mask: those of a token's choices.
     CROSSDOCK_DEVICE uint64_t ranks_of_token(uint32_t token, Choice first_choice) const {
         uint64_t ranks = 0;

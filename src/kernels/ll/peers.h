@@ -90,6 +90,14 @@ CROSSDOCK_DEVICE bool is_first_of_rank(const auto& c, uint32_t token, uint32_t k
     }
     return true;
 }
+// Whether no choice of the token before its k-th names the expert.
+CROSSDOCK_DEVICE bool is_first_of_expert(const auto& c, uint32_t token, uint32_t k, uint32_t expert) {
+    CROSSDOCK_ROLLED
+    for (uint32_t i = 0; i < k; ++i) {
+        if (expert_id(c, token, i) == expert) return false;
+    }
+    return true;
+}
 // Whether a token has choices from `base` on: a warp reads them one per lane.
 CROSSDOCK_DEVICE bool has_choices_from(const auto& c, uint32_t base) { return base < c.kMostTopk && base < c.topk; }
 

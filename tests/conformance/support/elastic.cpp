@@ -446,7 +446,8 @@ float ElasticCombineCall::returned_weight(size_t token, size_t column) const {
     const int rank = static_cast<int>(id / routing_.local_experts);
     const ElasticArrivals& there = arrivals_[static_cast<size_t>(rank)];
     const int n = there.find(context_.rank(), static_cast<int>(token));
-    return weight_of(rank, there.tokens[static_cast<size_t>(n)].rows[column], routing_.by_expert ? 0 : column);
+    const int row = there.tokens[static_cast<size_t>(n)].rows[column];
+    return row < handle_.shape().budget ? weight_of(rank, row, routing_.by_expert ? 0 : column) : 0.0f;
 }
 
 ncclResult_t ElasticCombineCall::run() {
@@ -461,7 +462,9 @@ void ElasticCombineCall::check() const {
     for (size_t token = 0; token < tokens_; ++token) {
         std::vector<Bytes> biases;
         for (size_t i = 0; i < num_biases_; ++i) biases.push_back(bias_of(i, token));
-        const auto row = [&](int rank, int number) { return row_of(rank, number); };
+        const auto row = [&](int rank, int number) {
+            return number < handle_.shape().budget ? row_of(rank, number) : Bytes(row_bytes_);
+        };
         const int rank = context_.rank(), number = static_cast<int>(token);
         const Bytes sum =
             handle_.shape().invariant

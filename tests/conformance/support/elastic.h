@@ -2,6 +2,7 @@
 // Elastic operations of either mode: calls with random tensors, what they must write, and random sequences of them.
 #pragma once
 
+#include <climits>
 #include <deque>
 #include <optional>
 
@@ -30,6 +31,7 @@ struct ElasticShape {
     bool is_eager = false;   // high throughput
     bool peers_may_die = false;
     bool invariant = false;  // the group
+    int budget = INT_MAX;    // rows that a rank keeps; a combine adds zeros for the others
 
     int num_experts() const { return num_ranks * local_experts; }
     // By expert: of one rank, with padding.

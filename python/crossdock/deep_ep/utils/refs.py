@@ -78,28 +78,31 @@ def combine(
 ) -> torch.Tensor:
     """bf16 [T, H], the combine of y [T, K, H], one row per chosen expert; what topk_idx has -1 for is left out.
 
-    Crossdock's order: the rows of a rank by column, ranks in ascending order within each scale-up domain, domains, and
-    at last bias (None, [T, H] or a tuple of them), all in fp32. The flags say which sums are rounded to bf16 on the
-    way.
+    Crossdock's order, all in fp32: bias (None, [T, H] or a tuple of them), then the sums of ranks, ascending, each of
+    its rows by column; of several scale-up domains, the sums of domains. The flags say which sums are rounded to bf16
+    on the way. If none is, all rows are added by column.
     """
+    biases = () if bias is None else bias if isinstance(bias, (tuple, list)) else (bias,)
+    total = torch.zeros(y.shape[0], y.shape[2], dtype=torch.float32, device=y.device)
+    for added in biases:
+        total += added
     num_ranks = num_scaleout_ranks * num_scaleup_ranks
     ranks = torch.where(topk_idx >= 0, topk_idx // (num_experts // num_ranks), -1)
-    total = torch.zeros(y.shape[0], y.shape[2], dtype=torch.float32, device=y.device)
+    if not rounds_per_rank and not rounds_per_scaleup:
+        return _sum(torch.where((ranks >= 0).unsqueeze(2), y, 0), total).bfloat16()
     for domain in range(num_scaleout_ranks):
-        of_domain = torch.zeros_like(total)
+        of_domain = total if num_scaleout_ranks == 1 else torch.zeros_like(total)
         for rank in range(domain * num_scaleup_ranks, (domain + 1) * num_scaleup_ranks):
             of_rank = _sum(torch.where((ranks == rank).unsqueeze(2), y, 0))
             of_domain += of_rank.bfloat16() if rounds_per_rank else of_rank
-        total += of_domain.bfloat16() if rounds_per_scaleup else of_domain
-    biases = () if bias is None else bias if isinstance(bias, (tuple, list)) else (bias,)
-    if biases:
-        total += _sum(torch.stack(list(biases), dim=1))
+        if of_domain is not total:
+            total += of_domain.bfloat16() if rounds_per_scaleup else of_domain
     return total.bfloat16()
 
 
-def _sum(y: torch.Tensor) -> torch.Tensor:
-    """fp32 [T, H]: of the columns of y, in order."""
-    total = torch.zeros(y.shape[0], y.shape[2], dtype=torch.float32, device=y.device)
+def _sum(y: torch.Tensor, begin: torch.Tensor | None = None) -> torch.Tensor:
+    """fp32 [T, H]: begin, then the columns of y, in order."""
+    total = torch.zeros(y.shape[0], y.shape[2], dtype=torch.float32, device=y.device) if begin is None else begin
     for row in y.unbind(1):
         total += row
     return total
