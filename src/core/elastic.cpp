@@ -231,9 +231,4 @@ ElasticCombine read_elastic_combine(Communicator& communicator, const crossdockE
     return read;
 }
 
-void expect_elastic_sums(const GroupConfig& config, bool by_expert) {
-    require(!config.invariant || by_expert, ncclInvalidUsage,
-            "the handle's rows are by rank, and summed by the caller: an invariant group combines expert-major rows");
-}
-
 }  // namespace crossdock

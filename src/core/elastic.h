@@ -37,7 +37,4 @@ struct ElasticCombine {
 ElasticCombine read_elastic_combine(Communicator& communicator, const crossdockElasticCombine_t& call,
                                     const ElasticSizes& sizes, CallMemory& memory);
 
-// An invariant group combines no rows that callers have summed.
-void expect_elastic_sums(const GroupConfig& config, bool by_expert);
-
 }  // namespace crossdock

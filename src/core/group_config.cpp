@@ -200,6 +200,7 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     config.zero_copy = static_cast<ncclEpZeroCopyMode_t>(zero_copy);
     config.overflow_policy = static_cast<ncclEpOverflowPolicy_t>(overflow);
     config.invariant = options.invariant != 0 || environment.is_invariant;
+    config.is_invariant_by_environment = environment.is_invariant;
     config.sums_at_sender = environment.sums_at_sender && !config.invariant;
     config.ll128 = environment.ll128;
     config.first_epoch = environment.first_epoch;
@@ -240,6 +241,14 @@ void GroupConfig::expect_equal_on_all_ranks(Communicator& communicator) const {
                     fields[i].name, all[i], values[i], rank);
         }
     }
+}
+
+void GroupConfig::expect_rows_to_sum(bool are_by_expert) const {
+    require(
+        !invariant || are_by_expert, ncclInvalidUsage,
+        "the handle is not expert-major, so the caller has summed its rows: an invariant group combines expert-major "
+        "rows{}",
+        is_invariant_by_environment ? "; NCCL_EP_INVARIANT is set in the environment" : "");
 }
 
 }  // namespace crossdock

@@ -43,11 +43,14 @@ struct GroupConfig {
     ncclEpZeroCopyMode_t zero_copy = NCCL_EP_ZERO_COPY_AUTO;
     ncclEpOverflowPolicy_t overflow_policy = NCCL_EP_OVERFLOW_AUTO;
     bool invariant = false;  // combines add up the rows of choices in their order
+    bool is_invariant_by_environment = false;
     bool sums_at_sender = false;
     std::optional<bool> ll128;  // whether LL rows may be LL128 rows; not given: where lines are stored whole
     uint64_t first_epoch = 1;   // zeroed words belong to no operation
 
     uint32_t experts_per_rank() const { return num_experts / num_ranks; }
+    // An invariant group combines no rows that callers have summed.
+    void expect_rows_to_sum(bool are_by_expert) const;
     bool has_several_teams() const { return lsa_team_size < num_ranks; }
 
     // Checks what a rank can check alone. options may be null.

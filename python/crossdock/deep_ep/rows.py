@@ -88,7 +88,7 @@ def explained(error: Error, budget_is: str) -> Error:
     if budget_is and any(words in text for words in _BUDGETS):
         text += f"; here that is {budget_is}"
     if _SUMMED in text:
-        text += "; here: rows of a dispatch with do_expand=True. NCCL_EP_INVARIANT=1 in the environment asks for this"
+        text += "; here, those of a dispatch with do_expand=True"
     found = _FOUND.search(text)
     if found is not None:
         tag, rank, other, peer = map(int, found.groups())

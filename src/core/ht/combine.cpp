@@ -42,10 +42,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
             "config->quant_recipe is {}, allowed where all ranks are in one LSA team: there are {} ranks in "
             "teams of {}",
             recipe.label, group_->config().num_ranks, group_->config().lsa_team_size);
-    require(
-        !group_->config().invariant || is_expert_major(), ncclInvalidUsage,
-        "the handle's layout is flat, whose rows are summed by the caller: an invariant group combines expert-major "
-        "rows");
+    group_->config().expect_rows_to_sum(is_expert_major());
     require(!group_->config().invariant || !recipe.quantises(), ncclInvalidUsage,
             "config->quant_recipe is {}, which rounds the sums of ranks: an invariant group combines rows as they are",
             recipe.label);

@@ -68,7 +68,7 @@ void HtHandle::elastic_combine(const crossdockElasticCombine_t& call, cudaStream
     group_->expect_working();
     require(!group_->config().masking, ncclInvalidUsage,
             "the group has masks (ht_masks), allowed for elastic operations: groups without");
-    expect_elastic_sums(group_->config(), is_expert_major());
+    group_->config().expect_rows_to_sum(is_expert_major());
     DeviceScope device(group_->runtime());
     expect_routing(stream, call.out_tokens, "call->out_tokens");
     require(has_columns_, ncclInvalidUsage,

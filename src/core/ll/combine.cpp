@@ -38,9 +38,7 @@ void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
             "config->pass_direction is {}, allowed: 0 (forward), 1 (backward)", direction);
     require(direction == NCCL_EP_FWD_PASS, ncclInvalidUsage,
             "config->pass_direction is backward: LL groups run forward only");
-    require(is_expert_major() || !group_->config().invariant, ncclInvalidUsage,
-            "the handle's layout is rank-major, whose rows are summed by the caller: an invariant group combines "
-            "expert-major rows");
+    group_->config().expect_rows_to_sum(is_expert_major());
     expect_may_start(settings.send_only != 0);
 
     const GroupConfig& config = group_->config();

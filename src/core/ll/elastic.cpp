@@ -81,7 +81,7 @@ void LlHandle::elastic_combine(const crossdockElasticCombine_t& call, cudaStream
     expect_no_overlap();
     expect_routing();
     expect_none_pending();
-    expect_elastic_sums(group_->config(), is_expert_major());
+    group_->config().expect_rows_to_sum(is_expert_major());
     require(elastic_.has_value(), ncclInvalidUsage,
             "the handle has no elastic dispatch: call crossdockElasticDispatch first");
     require(elastic_->routing == routing_, ncclInvalidUsage,
