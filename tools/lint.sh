@@ -94,6 +94,15 @@ ignored_commits() {
     done
 }
 
+# For terminals. Tables are exempt.
+long_lines() { files '*.md' | LC_ALL=C.UTF-8 xargs -r grep -nE '^[^|].{120,}$' /dev/null | cut -d: -f1,2 | sed 's/$/: longer than 120/'; }
+# limit WHAT MOST NUMBER
+limit() { [ "$3" -le "$2" ] || echo "$1: $3, allowed: at most $2"; }
+sizes() {
+    limit "bytes in bench/results" 2000000 "$(files 'bench/results/*' | xargs cat | wc -c)"
+    limit "inputs in fuzz/corpus and fuzz/corpus_network" 64 "$(files 'fuzz/corpus*' | wc -l)"
+}
+
 # A tag of an action may be moved to other code, a commit cannot.
 unpinned_actions() { files '.github/*.yml' | xargs -r grep -nE '\buses: ' /dev/null | grep -vE '@[0-9a-f]{40} # v[0-9.]+$'; }
 
@@ -104,6 +113,8 @@ section "no conditional compilation in kernels" none conditionals
 section "layers include what ARCHITECTURE.md lists" none layers
 section "CUDA in folders cuda, .cu files and src/device only" none cuda_elsewhere
 section "kernels are launched through src/runtime/cuda/launch.cuh" none launches
+section "lines of documents" none long_lines
+section "sizes of results and of the fuzzers' corpora" none sizes
 section "ruff" python
 section "shellcheck" shell
 section "actions of workflows are named by commit and version" none unpinned_actions
