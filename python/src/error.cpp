@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "error.h"
 
+#include <cstring>
+#include <utility>
+
 #include "interrupt.h"
 
 namespace nb = nanobind;
@@ -21,10 +24,19 @@ void raise_in_python(const ApiError& error) {
 
 }  // namespace
 
+// The library's message with C's words as Python has them: inputs->tokens is NULL.
+static std::string in_python(std::string message) {
+    for (const auto& [word, ours] : {std::pair{"->", "."}, std::pair{"NULL", "None"}}) {
+        for (size_t at = 0; (at = message.find(word, at)) != std::string::npos; at += std::strlen(ours))
+            message.replace(at, std::strlen(word), ours);
+    }
+    return message;
+}
+
 void check(ncclResult_t result) {
     if (result == ncclSuccess) return;
     const char* message = crossdockGetLastError();
-    throw ApiError(result, *message != 0 ? message : "the library gave no reason");
+    throw ApiError(result, *message != 0 ? in_python(message) : "the library gave no reason");
 }
 
 void invalid_argument(const std::string& message) { throw ApiError(ncclInvalidArgument, message); }

@@ -142,7 +142,7 @@ def test_wrong_calls_leave_the_group_usable() -> None:
         handle = group.init_handle(ep.Layout.EXPERT_MAJOR, 1)
         wrong: list[tuple[Any, type[Exception], str]] = [
             (lambda: handle.dispatch(tokens, received, layout_info=info), ep.InvalidUsage, "no routing"),
-            (lambda: handle.update(None), ep.InvalidArgument, "topk_idx is NULL"),
+            (lambda: handle.update(None), ep.InvalidArgument, "topk_idx is None"),
             (lambda: handle.update(np.zeros((2, 2), np.int64)), ep.InvalidArgument, "topk_idx"),
             (lambda: handle.update(np.zeros((2, 1), np.float32)), ep.InvalidArgument, "allowed: int32, int64"),
             (lambda: handle.update(routing(5)), ep.InvalidArgument, "at most max_dispatch_tokens_per_rank"),
@@ -160,7 +160,7 @@ def test_wrong_calls_leave_the_group_usable() -> None:
             (lambda: handle.dispatch(tokens, received, layout_info=any_counts), ep.InvalidArgument, "LayoutInfo, None"),
             (lambda: handle.dispatch(tokens[:1], received, layout_info=info), ep.InvalidArgument, "rows"),
             (lambda: handle.dispatch(tokens, received, layout_info=info, send=1), TypeError, "no field send"),
-            (lambda: handle.dispatch(None, received, layout_info=info), ep.InvalidArgument, "inputs->tokens is NULL"),
+            (lambda: handle.dispatch(None, received, layout_info=info), ep.InvalidArgument, "inputs.tokens is None"),
             (
                 lambda: handle.dispatch(tokens, received.astype(np.float16), layout_info=info),
                 ep.InvalidArgument,

@@ -141,7 +141,7 @@ def test_a_handle_publishes_and_waits() -> None:
             handle.combine(2 * rows, ep.CombineOutputs(tokens=sums, topk_weights=weights))
             assert torch.equal(sums, weighted(x, weights))
         handle.set_overlap()
-        with pytest.raises(ep.InvalidArgument, match="overlap->memory has 3 elements, expected at least"):
+        with pytest.raises(ep.InvalidArgument, match="overlap.memory has 3 elements, expected at least"):
             handle.set_overlap(words[:3], block_rows=block)
         handle.close()
         group.close()

@@ -17,6 +17,7 @@ FEW = [
     for text, form in (
         ("compact", ""),
         ("expanded", "-expand"),
+        ("expanded, not reduced on the way", "-expand-exact"),
         ("compact, FP8", "-fp8"),
         ("expanded, FP8", "-expand-fp8"),
     )
@@ -28,6 +29,7 @@ MANY = [
     for text, form in (
         ("compact", ""),
         ("expanded", "-expand"),
+        ("expanded, not reduced on the way", "-expand-exact"),
         ("compact, FP8", "-fp8"),
         ("expanded, FP8", "-expand-fp8"),
     )
