@@ -47,7 +47,7 @@ class KernelGate : public GpuGate {
         tools::check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&host_word_), sizeof *host_word_, cudaHostAllocMapped),
                           "cudaHostAlloc");
         *host_word_ = 0;
-        window_ = make_gpu_window(comm, kMaxRanks * sizeof(uint64_t));
+        window_ = expect_gpu_window(comm, kMaxRanks * sizeof(uint64_t));
         const std::vector<uint64_t> zeros(kMaxRanks);
         device.to_device(window_.memory, zeros.data(), zeros.size() * sizeof(uint64_t));
         meeting_.own_words = static_cast<const uint64_t*>(window_.memory);

@@ -92,14 +92,18 @@ GpuWindow make_gpu_window(ncclComm_t comm, size_t bytes) {
     check_nccl(nccl_library().mem_alloc(&window.memory, bytes), "ncclMemAlloc");
     check_nccl(nccl_library().window_register(comm, window.memory, bytes, &window.window, NCCL_WIN_DEFAULT),
                "ncclCommWindowRegister");
-    if (window.window == nullptr) {
-        throw std::runtime_error("ncclCommWindowRegister gave no window: this NCCL has no symmetric memory here");
-    }
     return window;
 }
 
+GpuWindow expect_gpu_window(ncclComm_t comm, size_t bytes) {
+    const GpuWindow window = make_gpu_window(comm, bytes);
+    if (window.window != nullptr) return window;
+    free_gpu_window(comm, window);
+    throw std::runtime_error("ncclCommWindowRegister gave no window: NCCL has no symmetric memory for these ranks");
+}
+
 void free_gpu_window(ncclComm_t comm, const GpuWindow& window) {
-    nccl_library().window_deregister(comm, window.window);
+    if (window.window != nullptr) nccl_library().window_deregister(comm, window.window);
     nccl_library().mem_free(window.memory);
 }
 

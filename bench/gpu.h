@@ -20,8 +20,9 @@ struct GpuWindow {
     ncclWindow_t window = nullptr;
 };
 
-// Collective.
+// Collective. The window is null where NCCL has no symmetric memory; expect_gpu_window then throws.
 GpuWindow make_gpu_window(ncclComm_t comm, size_t bytes);
+GpuWindow expect_gpu_window(ncclComm_t comm, size_t bytes);
 void free_gpu_window(ncclComm_t comm, const GpuWindow& window);
 
 // Times on the device's stream.

@@ -16,6 +16,7 @@ namespace {
 }  // namespace
 
 GpuWindow make_gpu_window(ncclComm_t, size_t) { refuse(); }
+GpuWindow expect_gpu_window(ncclComm_t, size_t) { refuse(); }
 void free_gpu_window(ncclComm_t, const GpuWindow&) {}
 std::unique_ptr<GpuStopwatch> make_gpu_stopwatch(tools::Device&) { refuse(); }
 std::unique_ptr<GpuLowerBound> make_gpu_lower_bound(const tools::RankContext&, ncclComm_t, tools::Device&, uint64_t) {

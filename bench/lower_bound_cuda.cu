@@ -70,7 +70,7 @@ class BulkBound : public GpuLowerBound {
           device_(device),
           team_size_(tools::lsa_team_size(comm, context.num_ranks)),
           stride_((max_bytes + kChunkBytes - 1) / kChunkBytes * kChunkBytes),
-          window_(make_gpu_window(comm, stride_ * static_cast<uint64_t>(team_size_))) {
+          window_(team_size_ > 1 ? expect_gpu_window(comm, stride_ * static_cast<uint64_t>(team_size_)) : GpuWindow{}) {
         if (team_size_ > kMaxPeers + 1) {
             throw std::runtime_error("the lower bound is measured among at most 65 ranks of an LSA team");
         }
@@ -90,7 +90,9 @@ class BulkBound : public GpuLowerBound {
                           "cudaDeviceGetAttribute");
         num_blocks_ = num_sms < kMaxBlocks ? num_sms : kMaxBlocks;
     }
-    ~BulkBound() override { free_gpu_window(comm_, window_); }
+    ~BulkBound() override {
+        if (window_.memory != nullptr) free_gpu_window(comm_, window_);
+    }
 
     int lsa_team_size() const override { return team_size_; }
 

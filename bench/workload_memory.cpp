@@ -73,7 +73,7 @@ TensorMemory::TensorMemory(const EpLibrary& library, ncclComm_t comm, Backend ba
     if (!in_window) {
         data_ = device.allocate(bytes);
     } else if (is_cuda(backend)) {
-        const GpuWindow window = make_gpu_window(comm, bytes);
+        const GpuWindow window = expect_gpu_window(comm, bytes);
         data_ = window.memory;
         window_ = window.window;
     } else {

@@ -59,6 +59,7 @@ Environment Environment::read() {
     environment.is_invariant = flag("NCCL_EP_INVARIANT");
     environment.sums_at_sender = flag("CROSSDOCK_SENDER_SUMS");
     environment.ll128 = choice("CROSSDOCK_LL128");
+    environment.shares_host_memory = choice("CROSSDOCK_HOST_MEMORY").value_or(true);
     environment.first_epoch = environment_number("CROSSDOCK_FIRST_EPOCH", kLastEpoch, warn).value_or(1);
     environment.shared_bytes = environment_number("CROSSDOCK_SHARED_BYTES", INT32_MAX, warn);
     return environment;

@@ -27,6 +27,11 @@ constexpr uint32_t kHtFlatSms = 24;  // of dispatch, and of combine; docs/perfor
 constexpr uint32_t kHtSmsOfManyRanks = 32;
 constexpr uint32_t kFewRanks = 8;
 constexpr uint32_t kHtUpdateSms = 64;
+// In the host's memory: a few SMs fill PCIe, and reads of one line, such as what ranks wait for, take turns. 16 SMs are
+// fastest, and with 64 an operation takes five times as long.
+constexpr uint32_t kHtHostSms = 16;
+constexpr uint32_t kMostHtHostSms = 32;
+constexpr uint32_t kHtHostUpdateSms = 8;
 
 // So that products of these numbers fit into 64 bits. Far larger than any model needs.
 constexpr uint32_t kMostExperts = 1u << 20;
@@ -176,28 +181,35 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     config.max_token_bytes = given.max_token_bytes;
     config.rdma_buffer_size = given.rdma_buffer_size;
     config.num_topk = given.num_topk;
+    const bool in_host_memory = communicator.shares_host_memory();
+    const uint32_t most_sms = is_ht && in_host_memory ? std::min(device_sms, kMostHtHostSms) : device_sms;
     const auto dispatch_sms = [&](uint32_t preset) {
         return resolve_sms(environment.dispatch_sms, environment.comm_sms, given.dispatch_num_sms, given.max_num_sms,
-                           preset, device_sms);
+                           preset, most_sms);
     };
     const auto combine_sms = [&](uint32_t preset) {
         return resolve_sms(environment.combine_sms, environment.comm_sms, given.combine_num_sms, given.max_num_sms,
-                           preset, device_sms);
+                           preset, most_sms);
     };
     const bool has_fixed_rings = options.ht_masks != 0 || lsa_team_size < num_ranks;
-    const uint32_t ht_sms = num_ranks <= kFewRanks && !has_fixed_rings ? kHtSms : kHtSmsOfManyRanks;
+    const uint32_t ht_sms = in_host_memory                               ? kHtHostSms
+                            : num_ranks <= kFewRanks && !has_fixed_rings ? kHtSms
+                                                                         : kHtSmsOfManyRanks;
+    const uint32_t flat_sms = in_host_memory ? kHtHostSms : kHtFlatSms;
     config.dispatch_sms = dispatch_sms(is_ht ? ht_sms : device_sms);
     config.combine_sms = combine_sms(is_ht ? ht_sms : device_sms);
-    config.flat_dispatch_sms = dispatch_sms(kHtFlatSms);
-    config.flat_combine_sms = combine_sms(kHtFlatSms);
+    config.flat_dispatch_sms = dispatch_sms(flat_sms);
+    config.flat_combine_sms = combine_sms(flat_sms);
     config.most_dispatch_sms = dispatch_sms(device_sms);
     config.most_combine_sms = combine_sms(device_sms);
-    config.update_sms = resolve_sms({}, environment.comm_sms, 0, given.max_num_sms, kHtUpdateSms, device_sms);
+    config.update_sms = resolve_sms({}, environment.comm_sms, 0, given.max_num_sms,
+                                    in_host_memory ? kHtHostUpdateSms : kHtUpdateSms, device_sms);
     config.alloc = given.alloc;
     // The contract ignores enable_mask in HT mode.
     config.masking = is_ht ? options.ht_masks != 0 : given.enable_mask != 0;
     config.timeout_ns = resolve_timeout_ns(environment, given.timeout_ns);
-    config.zero_copy = static_cast<ncclEpZeroCopyMode_t>(zero_copy);
+    config.zero_copy =
+        communicator.shares_host_memory() ? NCCL_EP_ZERO_COPY_OFF : static_cast<ncclEpZeroCopyMode_t>(zero_copy);
     config.overflow_policy = static_cast<ncclEpOverflowPolicy_t>(overflow);
     config.invariant = options.invariant != 0 || environment.is_invariant;
     config.is_invariant_by_environment = environment.is_invariant;

@@ -70,6 +70,10 @@ class Communicator {
     // lsa_team_size such teams.
     virtual int lsa_team_size() const { return num_ranks(); }
 
+    // Whether symmetric memory is the host's, because GPUs do not reach each other's. Then LSA peers do not reach what
+    // is in a window, and every load and store of symmetric memory crosses PCIe. The same on all ranks.
+    virtual bool shares_host_memory() const { return false; }
+
     // How kernels reach symmetric memory of ranks outside their group's team, which may be smaller than the
     // communicator's.
     virtual NetworkHandle network_of(const SymmetricMemory& memory) = 0;

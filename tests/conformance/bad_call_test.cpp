@@ -247,7 +247,7 @@ TEST_BOTH_MODES(BadDispatch, OffsetsIntoWindows) {
         const char* name;
         std::vector<uint64_t> refused;
     };
-    on_each_backend(kEveryBackend, [=](const BackendSpec& spec) {
+    on_each_backend(reaching_windows(kEveryBackend), [=](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : layouts_of(mode)) {
             const bool is_expert_major = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR;
             std::vector<Place> places{{&Arguments::tokens, "inputs->tokens", {1, 8}},

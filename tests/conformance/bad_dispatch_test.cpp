@@ -192,7 +192,7 @@ TEST(HtBadDispatch, Eager) {
 
 // Forwarded tokens and scales lie both in windows, or both in plain memory.
 TEST(HtBadDispatch, OneOfTwoInAWindow) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+    on_each_backend(reaching_windows(kEveryBackend), [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const Window window = context.make_window(1u << 16);

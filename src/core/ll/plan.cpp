@@ -28,6 +28,14 @@ constexpr uint32_t kShortDispatchTokens = 256;  // kFewGpuWarps are enough
 constexpr uint32_t kShortCombineTokens = 16;    // the same
 constexpr uint32_t kFewestGpuBlocks = 64;       // other ranks' rows arrive even if this rank has few tokens
 constexpr uint32_t kOverlapSms = 24;            // of a combine beside the experts' kernel, if the caller sets nothing
+// Reads of one line of the host's memory take turns, about 1 us each, and all warps of an operation read what the peers
+// say of it. So few warps are faster there.
+constexpr uint32_t kHostTokensPerDispatchBlock = 4;
+constexpr uint32_t kFewestHostDispatchBlocks = 4;
+constexpr uint32_t kMostHostDispatchBlocks = 16;
+constexpr uint32_t kHostTokensPerCombineBlock = 8;
+constexpr uint32_t kFewestHostCombineBlocks = 2;
+constexpr uint32_t kMostHostCombineBlocks = 8;
 static_assert(kMostLl128RowBytes <= kGpuChunkBytes, "a stage holds a whole row that is sent as an LL128 row");
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
@@ -50,6 +58,11 @@ uint32_t blocks_for(const Group& group, uint32_t most_sms, uint32_t work) {
     // Ranks that share a device must all be resident at once, since their kernels wait for each other.
     const uint32_t resident = std::max(1u, most_sms / static_cast<uint32_t>(group.communicator().ranks_on_device()));
     return std::min(resident, std::max(kFewestGpuBlocks, work));
+}
+
+// In the host's memory. Several, since one block does not fill PCIe.
+uint32_t host_blocks(const Group& group, uint32_t most_sms, uint32_t blocks, uint32_t fewest, uint32_t most) {
+    return std::min(blocks_for(group, most_sms, 0), std::clamp(blocks, fewest, most));
 }
 
 // chosen: of the handle; 0: the group's number.
@@ -118,6 +131,7 @@ bool own_rows_stay(const Group& group, const LlCombineArgs& args, uint32_t rows)
     if (args.wire != LlCombineWire::kRows || !both_halves || !are_rows_countable(args)) return false;
     if (args.is_elastic && common.expert_major) return false;  // a dispatch of this kind does not record own rows
     if (common.overlap.done_value != 0) return false;
+    if (group.communicator().shares_host_memory()) return true;
     const bool crosses_links =
         backend.has_links && static_cast<uint32_t>(group.communicator().ranks_on_device()) < common.arena.num_ranks;
     if (crosses_links) return common.expert_major && common.num_tokens <= kFewStayingTokens;
@@ -134,8 +148,11 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args, uint32_t 
                                   true);  // peers may have more tokens
     const bool is_ll128 = sends_ll128(group, common, most_sms);
     common.own_rows_are_ll128 = is_ll128;
-    const uint32_t blocks =
+    uint32_t blocks =
         is_ll128 ? blocks_of_ll128(group, common, most_sms) : blocks_for(group, most_sms, common.num_tokens + 1);
+    if (group.communicator().shares_host_memory())
+        blocks = host_blocks(group, most_sms, common.num_tokens / kHostTokensPerDispatchBlock,
+                             kFewestHostDispatchBlocks, kMostHostDispatchBlocks);
     share_blocks(group, common, is_ll128, blocks, kFewDispatchTokens, common.num_tokens * most_targets(common), 1);
     const uint32_t senders = std::max(1u, std::min(common.send_blocks, blocks - 1));  // the last one announces
     common.tokens_per_block = (common.num_tokens + senders - 1) / senders;
@@ -186,9 +203,17 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args, uint32_t nu
     args.segment_bytes = splits_rows ? kGpuSegmentBytes : std::max(args.row_bytes, 16u);
     if (chooses_warps(group) && !plain && common.num_tokens <= kShortCombineTokens)
         warp_layout.warps_per_block = kFewGpuWarps;
+    uint32_t blocks = blocks_for(group, most_sms, plain ? common.num_tokens : 2 * common.num_tokens);
+    if (group.communicator().shares_host_memory()) {
+        warp_layout.warps_per_block = kFewGpuWarps;
+        blocks = host_blocks(group, most_sms, common.num_tokens / kHostTokensPerCombineBlock, kFewestHostCombineBlocks,
+                             kMostHostCombineBlocks);
+        // As few parts of a row as keep all warps busy.
+        const uint32_t parts = std::max(1u, blocks * kFewGpuWarps / std::max(1u, common.num_tokens));
+        args.segment_bytes *= std::max(1u, args.row_bytes / kGpuSegmentBytes / parts);
+    }
     warp_layout.receive_warps = warp_layout.warps_per_block;
     args.segments = (args.row_bytes + args.segment_bytes - 1) / args.segment_bytes;
-    uint32_t blocks = blocks_for(group, most_sms, plain ? common.num_tokens : 2 * common.num_tokens);
     if (group.config().has_several_teams()) {
         // Every stage has rows of its own in the outbox.
         blocks = std::min(blocks, common.outbox.num_rows);

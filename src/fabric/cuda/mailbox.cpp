@@ -26,13 +26,12 @@ struct Layout {
 
 }  // namespace
 
-Mailbox::Mailbox(const NcclRank& self, CudaRuntime& runtime, const void* device_comm, const char* what,
-                 Deadline deadline)
-    : self_(self), runtime_(runtime), device_comm_(device_comm) {
-    const Layout layout{static_cast<size_t>(self_.num_ranks)};
-    memory_ = register_memory(std::make_unique<RegisteredMemory>(self_, layout.bytes(), runtime_.internal_stream()),
-                              what, deadline);
-    staging_ = static_cast<std::byte*>(runtime_.allocate_host_visible(layout.bytes() / 2));
+size_t Mailbox::bytes(int num_ranks) { return Layout{static_cast<size_t>(num_ranks)}.bytes(); }
+
+Mailbox::Mailbox(const NcclRank& self, CudaRuntime& runtime, std::unique_ptr<SymmetricMemory> memory,
+                 std::optional<NetworkHandle> gin)
+    : self_(self), runtime_(runtime), memory_(std::move(memory)), gin_(gin) {
+    staging_ = static_cast<std::byte*>(runtime_.allocate_host_visible(bytes(self_.num_ranks) / 2));
 }
 
 Mailbox::~Mailbox() { runtime_.free_host_visible(staging_); }
@@ -60,9 +59,7 @@ void Mailbox::all_gather(const void* own, void* all, size_t bytes, const char* w
 void Mailbox::put_to_other_teams(size_t half, size_t bytes, uint64_t round, cudaStream_t stream) {
     const Layout layout{static_cast<size_t>(self_.num_ranks)};
     MailboxPut put{};
-    put.network.local = memory_->local;
-    put.network.device_comm = device_comm_;
-    put.network.window = memory_->window();
+    put.network = *gin_;
     put.num_ranks = self_.num_ranks;
     put.first_of_team = self_.first_of_team();
     put.end_of_team = put.first_of_team + self_.lsa_team_size;
@@ -94,7 +91,7 @@ void Mailbox::run_round(const std::byte* own, size_t bytes, const char* what, De
 
     if (bytes > 0) std::memcpy(staging_, own, bytes);
     send(layout.slot(half, rank), bytes);
-    if (device_comm_ != nullptr) put_to_other_teams(half, bytes, round, stream);
+    if (gin_) put_to_other_teams(half, bytes, round, stream);
     std::memcpy(staging_, &round, sizeof(round));
     send(layout.flag(half, rank), sizeof(round));
 

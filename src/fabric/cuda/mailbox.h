@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small all-gather of host bytes over symmetric GPU memory: copies within an LSA team, puts between teams.
+// A small all-gather of host bytes over symmetric memory: copies within an LSA team, puts between teams.
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "fabric/cuda/registered_memory.h"
 #include "runtime/cuda/cuda_runtime.h"
@@ -19,8 +20,11 @@ namespace crossdock {
 // which reuses this half, before all have entered round n + 1.
 class Mailbox {
   public:
-    // Collective. device_comm: null if there is one team.
-    Mailbox(const NcclRank& self, CudaRuntime& runtime, const void* device_comm, const char* what, Deadline deadline);
+    static size_t bytes(int num_ranks);
+
+    // memory: bytes(num_ranks). gin: null if there is one team.
+    Mailbox(const NcclRank& self, CudaRuntime& runtime, std::unique_ptr<SymmetricMemory> memory,
+            std::optional<NetworkHandle> gin);
     ~Mailbox();
     Mailbox(const Mailbox&) = delete;
     Mailbox& operator=(const Mailbox&) = delete;
@@ -35,8 +39,8 @@ class Mailbox {
 
     NcclRank self_;
     CudaRuntime& runtime_;
-    const void* device_comm_;
-    std::unique_ptr<RegisteredMemory> memory_;
+    std::unique_ptr<SymmetricMemory> memory_;
+    std::optional<NetworkHandle> gin_;
     std::byte* staging_ = nullptr;  // pinned: one half's slots, then its flags
     uint64_t round_ = 0;
     bool out_of_step_ = false;

@@ -20,6 +20,7 @@ namespace crossdock {
     X(ncclCommCuDevice)             \
     X(ncclCommGetAsyncError)        \
     X(ncclCommQueryProperties)      \
+    X(ncclAllGather)                \
     X(ncclMemAlloc)                 \
     X(ncclMemFree)                  \
     X(ncclCommWindowRegister)       \

@@ -4,13 +4,16 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
+#include "core/environment.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/process.h"
 #include "fabric/cuda/gin_connection.h"
+#include "fabric/cuda/host_memory.h"
 #include "fabric/cuda/mailbox.h"
 #include "fabric/cuda/nvlink.h"
 #include "runtime/cuda/cuda_check.h"
@@ -64,7 +67,7 @@ class NcclCommunicator final : public Communicator {
     int rank() const override { return self_.rank; }
     int num_ranks() const override { return self_.num_ranks; }
     const void* identity() const override { return self_.comm; }
-    int lsa_team_size() const override { return self_.lsa_team_size; }
+    int lsa_team_size() const override;
     Runtime& runtime() override { return runtime_; }
     void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) override;
     uint64_t setup_timeout_ns(uint64_t timeout_ns) const override { return std::max(timeout_ns, kLeastSetupNs); }
@@ -73,17 +76,20 @@ class NcclCommunicator final : public Communicator {
     NetworkHandle network_of(const SymmetricMemory& memory) override;
     int ranks_on_device() const override;
     bool stores_lines_whole() const override;
+    bool shares_host_memory() const override;
 
   private:
     void connect(const char* what, uint64_t timeout_ns) const;
+    std::unique_ptr<Mailbox> make_mailbox(const char* what, Deadline deadline) const;
     Deadline setup_deadline(uint64_t timeout_ns) const;
     bool is_linked_by_nvlink(const std::vector<GpuPlace>& places) const;
-    void expect_device_api() const;
+    void expect_device_api(const std::string& host_memory_problem) const;
     const GinConnection& gin(Deadline deadline) const;
 
     NcclRank self_;
     mutable CudaRuntime runtime_;
-    mutable std::unique_ptr<Mailbox> mailbox_;  // created by connect(), like the next two
+    mutable std::unique_ptr<Mailbox> mailbox_;  // created by connect(), like the next three
+    mutable bool has_host_memory_ = false;      // symmetric memory is the host's, and all ranks are one LSA team
     mutable int ranks_on_device_ = 0;
     mutable bool stores_lines_whole_ = false;
     mutable uint64_t longest_timeout_ns_ = 0;     // given by a caller
@@ -103,6 +109,16 @@ void NcclCommunicator::all_gather(const void* own, void* all, size_t bytes, cons
 std::unique_ptr<SymmetricMemory> NcclCommunicator::allocate_symmetric(size_t bytes, uint64_t timeout_ns) {
     constexpr const char* kWhat = "allocating symmetric memory";
     connect(kWhat, timeout_ns);
+    const Deadline deadline = setup_deadline(timeout_ns);
+    if (has_host_memory_) {
+        const auto gather = [&](const void* own, void* all, size_t num_bytes) {
+            mailbox_->all_gather(own, all, num_bytes, kWhat, deadline);
+        };
+        SharedHostMemory shared = share_host_memory(self_, bytes, true, gather);
+        require(shared.memory != nullptr, ncclSystemError, "{} bytes of the host's memory for each of {} ranks: {}",
+                bytes, self_.num_ranks, shared.problem);
+        return std::move(shared.memory);
+    }
 
     // A rank without memory tells the others, so that all fail instead of waiting for it.
     std::unique_ptr<RegisteredMemory> memory;
@@ -117,12 +133,12 @@ std::unique_ptr<SymmetricMemory> NcclCommunicator::allocate_symmetric(size_t byt
     }
     const uint8_t has_memory = problem == ncclSuccess;
     std::vector<uint8_t> all_have_memory(static_cast<size_t>(self_.num_ranks));
-    mailbox_->all_gather(&has_memory, all_have_memory.data(), 1, kWhat, setup_deadline(timeout_ns));
+    mailbox_->all_gather(&has_memory, all_have_memory.data(), 1, kWhat, deadline);
     require(problem == ncclSuccess, problem, "{} bytes of symmetric memory: {}", bytes, message);
     const auto poor = std::find(all_have_memory.begin(), all_have_memory.end(), 0);
     require(poor == all_have_memory.end(), ncclRemoteError, "rank {} could not allocate {} bytes of symmetric memory",
             poor - all_have_memory.begin(), bytes);
-    return register_memory(std::move(memory), kWhat, setup_deadline(timeout_ns));
+    return register_memory(std::move(memory), kWhat, deadline);
 }
 
 WindowView NcclCommunicator::window(ncclWindow_t handle) {
@@ -136,6 +152,11 @@ WindowView NcclCommunicator::window(ncclWindow_t handle) {
     auto* local = static_cast<std::byte*>(user_pointer);
     const uintptr_t end_of_first_piece = end_of_mapping(local);
     SeenWindow& seen = windows_[handle];
+    if (shares_host_memory()) {
+        seen.view.local = local;
+        seen.view.bytes = bytes_from(local, end_of_first_piece);
+        return seen.view;
+    }
     if (seen.view.local != local || seen.end_of_first_piece != end_of_first_piece ||
         seen.view.peers.at(self_.rank, 0) != address_in_window(self_, handle, self_.rank)) {
         seen = {{local, bytes_from(local, end_of_first_piece), peers_of_window(self_, handle)}, end_of_first_piece};
@@ -144,6 +165,10 @@ WindowView NcclCommunicator::window(ncclWindow_t handle) {
 }
 
 NetworkHandle NcclCommunicator::network_of(const SymmetricMemory& memory) {
+    require(!has_host_memory_, ncclInvalidUsage,
+            "the {} ranks share memory of the host, as one LSA team: for smaller teams, which use NCCL's network, set "
+            "CROSSDOCK_HOST_MEMORY=0 on all ranks",
+            self_.num_ranks);
     const auto& registered = dynamic_cast<const RegisteredMemory&>(memory);
     NetworkHandle network;
     network.local = memory.local;
@@ -158,6 +183,16 @@ NetworkHandle NcclCommunicator::network_of(const SymmetricMemory& memory) {
 const GinConnection& NcclCommunicator::gin(Deadline deadline) const {
     if (gin_ == nullptr) gin_ = GinConnection::make(self_, deadline);
     return *gin_;
+}
+
+int NcclCommunicator::lsa_team_size() const {
+    connect("asking how ranks reach each other's memory", 0);
+    return has_host_memory_ ? self_.num_ranks : self_.lsa_team_size;
+}
+
+bool NcclCommunicator::shares_host_memory() const {
+    connect("asking how ranks reach each other's memory", 0);
+    return has_host_memory_;
 }
 
 int NcclCommunicator::ranks_on_device() const {
@@ -178,10 +213,8 @@ Deadline NcclCommunicator::setup_deadline(uint64_t timeout_ns) const {
 
 void NcclCommunicator::connect(const char* what, uint64_t timeout_ns) const {
     if (mailbox_ != nullptr) return;
-    expect_device_api();
     const Deadline deadline = setup_deadline(timeout_ns);
-    const void* device_comm = self_.lsa_team_size < self_.num_ranks ? gin(deadline).device_comm() : nullptr;
-    auto mailbox = std::make_unique<Mailbox>(self_, runtime_, device_comm, what, deadline);
+    auto mailbox = make_mailbox(what, deadline);
 
     cudaDeviceProp properties = {};
     check_cuda(cudaGetDeviceProperties(&properties, self_.device), "cudaGetDeviceProperties");
@@ -194,12 +227,41 @@ void NcclCommunicator::connect(const char* what, uint64_t timeout_ns) const {
     ranks_on_device_ = static_cast<int>(
         std::count_if(places.begin(), places.end(), [&](const GpuPlace& place) { return place.gpu == gpu; }));
 
-    const uint8_t has_nvlink = is_linked_by_nvlink(places);
+    const uint8_t has_nvlink = !has_host_memory_ && is_linked_by_nvlink(places);
     std::vector<uint8_t> all_have_nvlink(places.size());
     mailbox->all_gather(&has_nvlink, all_have_nvlink.data(), 1, what, deadline);
     stores_lines_whole_ =
         std::all_of(all_have_nvlink.begin(), all_have_nvlink.end(), [](uint8_t has) { return has != 0; });
     mailbox_ = std::move(mailbox);
+}
+
+// Ranks that NCCL does not let load and store each other's memory may all be on one host, and share its memory: that is
+// faster than a network.
+std::unique_ptr<Mailbox> NcclCommunicator::make_mailbox(const char* what, Deadline deadline) const {
+    const size_t bytes = Mailbox::bytes(self_.num_ranks);
+    NcclRank self = self_;
+    std::string problem;
+    if (self_.lsa_team_size < self_.num_ranks || !properties_of(self_).deviceApiSupport) {
+        const auto gather = [&](const void* own, void* all, size_t num_bytes) {
+            gather_by_nccl(self_, own, all, num_bytes, what, deadline);
+        };
+        SharedHostMemory shared = share_host_memory(self_, bytes, Environment::read().shares_host_memory, gather);
+        has_host_memory_ = shared.memory != nullptr;
+        if (has_host_memory_) {
+            self.lsa_team_size = self_.num_ranks;
+            return std::make_unique<Mailbox>(self, runtime_, std::move(shared.memory), std::nullopt);
+        }
+        problem = shared.problem;
+        debug(fmt::format("the ranks do not share memory of the host: {}", problem));
+    }
+    expect_device_api(problem);
+    const bool has_several_teams = self_.lsa_team_size < self_.num_ranks;
+    const void* device_comm = has_several_teams ? gin(deadline).device_comm() : nullptr;
+    std::unique_ptr<RegisteredMemory> memory =
+        register_memory(std::make_unique<RegisteredMemory>(self_, bytes, runtime_.internal_stream()), what, deadline);
+    std::optional<NetworkHandle> network;
+    if (has_several_teams) network = {.local = memory->local, .device_comm = device_comm, .window = memory->window()};
+    return std::make_unique<Mailbox>(self, runtime_, std::move(memory), network);
 }
 
 // To all ranks of this rank's LSA team. places: of all ranks.
@@ -215,18 +277,20 @@ bool NcclCommunicator::is_linked_by_nvlink(const std::vector<GpuPlace>& places) 
     return true;
 }
 
-void NcclCommunicator::expect_device_api() const {
+void NcclCommunicator::expect_device_api(const std::string& host_memory_problem) const {
     const ncclCommProperties_t properties = properties_of(self_);
     // Without a GPU-initiated network, NCCL 2.30 has no device API for several teams.
-    require(properties.deviceApiSupport || properties.nLsaTeams == 1, ncclInvalidUsage,
-            "the communicator's {} ranks form {} LSA teams of {} ranks, and NCCL has no network for kernels "
-            "between them: {}; or run all ranks on one host (or one NVLink domain), and unset NCCL_LSA_TEAM_SIZE, "
-            "NCCL_HOSTID and NCCL_P2P_DISABLE",
-            self_.num_ranks, properties.nLsaTeams, self_.lsa_team_size, gin_advice_for(self_));
+    require(
+        properties.deviceApiSupport || properties.nLsaTeams == 1, ncclInvalidUsage,
+        "the communicator's {} ranks form {} LSA teams of {} ranks, and NCCL has no network for kernels "
+        "between them: {}; or run all ranks on one host (or one NVLink domain), where they share the host's memory, "
+        "which failed here: {}",
+        self_.num_ranks, properties.nLsaTeams, self_.lsa_team_size, gin_advice_for(self_), host_memory_problem);
     require(properties.deviceApiSupport, ncclInvalidUsage,
             "NCCL offers no symmetric memory for this communicator of {} ranks: all their GPUs must reach each other's "
-            "memory (NVLink or PCIe peer access), and NCCL_CUMEM_ENABLE and NCCL_WIN_ENABLE must not forbid it",
-            self_.num_ranks);
+            "memory (NVLink or PCIe peer access), and NCCL_CUMEM_ENABLE and NCCL_WIN_ENABLE must not forbid it; and "
+            "the ranks do not share the host's memory: {}",
+            self_.num_ranks, host_memory_problem);
 }
 
 }  // namespace

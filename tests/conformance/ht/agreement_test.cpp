@@ -341,7 +341,8 @@ void all_disagree(const BackendSpec& spec, int num_ranks, bool one_team,
 }
 
 TEST(HtAgreement, EveryRankLearnsWhatDiffers) {
-    on_each_backend_as_one_team(kEveryBackend, [](const BackendSpec& spec) { all_disagree(spec, ranks_or(3), true); });
+    on_each_backend_as_one_team(reaching_windows(kEveryBackend),
+                                [](const BackendSpec& spec) { all_disagree(spec, ranks_or(3), true); });
 }
 
 // Windows that lie otherwise in a way that is easily missed: a power of two apart, for the scales alone, or at the same
@@ -355,7 +356,7 @@ TEST(HtAgreement, WindowsThatLieOtherwiseAreNoticed) {
         {.kind = Kind::kCombine, .window_shift = kFar},
         {.kind = Kind::kCombine, .other_window = true},
     };
-    on_each_backend_as_one_team({Backend::kThreads, Backend::kCuda}, [&](const BackendSpec& spec) {
+    on_each_backend_as_one_team(reaching_windows({Backend::kThreads, Backend::kCuda}), [&](const BackendSpec& spec) {
         for (const Passed& odd : kOdd) {
             expect_clean(spec, ranks_or(3), std::nullopt, [&](RankContext& context) {
                 // The same number does not name the same window on GPUs (nccl_ep.h).

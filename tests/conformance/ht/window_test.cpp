@@ -119,7 +119,7 @@ TEST(HtWindow, LongRowsMatchTheReference) {
 }
 
 TEST(HtWindow, PromisedWindowsMustBeThere) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+    on_each_backend(reaching_windows(kEveryBackend), [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const Problem problem = plain_problem(context.num_ranks(), layout, 11, kHighThroughput);

@@ -323,7 +323,7 @@ TEST(Agreement, WindowsThatLieOtherwiseAreNoticed) {
         {kScales, {.num_scales = 16, .token_shift = kShift}},
         {kScales, {.num_scales = 16, .scale_shift = kShift}},
     };
-    on_each_backend(kEveryBackend, [&](const BackendSpec& spec) {
+    on_each_backend(reaching_windows(kEveryBackend), [&](const BackendSpec& spec) {
         for (const Shifted& shifted : kShifted) {
             expect_clean(spec, ranks_or(3), std::nullopt, [&](RankContext& context) {
                 ScopedArena arena(context, 4 * kBufferBytes);

@@ -81,7 +81,7 @@ TEST(Window, ForwardedScalesGoAlong) {
 }
 
 TEST(Window, ZeroCopyOnRefusesDispatchesWithoutWindows) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+    on_each_backend(reaching_windows(kEveryBackend), [](const BackendSpec& spec) {
         // Expert-major dispatch has no path into windows at all.
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_RANK_MAJOR, NCCL_EP_LAYOUT_EXPERT_MAJOR}) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
@@ -100,7 +100,7 @@ TEST(Window, ZeroCopyOnRefusesDispatchesWithoutWindows) {
 // Groups that promise windows have two buffers: one may be held by a split, all other operations follow each other in
 // the other one.
 TEST(Window, PromisedWindowsAllowOnePendingSplit) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+    on_each_backend(reaching_windows(kEveryBackend), [](const BackendSpec& spec) {
         const Seeds seeds = seeds_or(1, seeds_in(spec.kind, 40));
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
             BackendSpec seeded = spec;

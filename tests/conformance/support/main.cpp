@@ -24,7 +24,9 @@ std::string usage() {
            "  --lsa-team N    groups in LSA teams of N ranks, or the next fewer that divide theirs; on the backend "
            "hosts "
            "also\n"
-           "                  N ranks per host (default: NCCL_LSA_TEAM_SIZE, where that is set)\n"
+           "                  N ranks per host (default: with CROSSDOCK_HOST_MEMORY=0 NCCL_LSA_TEAM_SIZE, where that "
+           "is\n"
+           "                  set)\n"
            "  --seed S        first seed of tests with random cases\n"
            "  --seeds COUNT   number of random cases, and most pairs of routings of Exhaustive; 1 where only --seed is "
            "given\n"
@@ -80,9 +82,10 @@ void parse(int argc, char** argv) {
             refuse(fmt::format("{} is unknown", flag));
         }
     }
-    // Where NCCL makes LSA teams of several, groups have them, whatever they ask for.
+    // Where NCCL makes several LSA teams, groups have them, whatever they ask for, unless ranks share the host's
+    // memory.
     const char* team = std::getenv("NCCL_LSA_TEAM_SIZE");
-    if (team != nullptr && !options().lsa_team_size)
+    if (team != nullptr && !gpus_share_host_memory() && !options().lsa_team_size)
         options().lsa_team_size = static_cast<int>(number("NCCL_LSA_TEAM_SIZE", team, 1, 64));
 }
 

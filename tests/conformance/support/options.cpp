@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstdlib>
+#include <string_view>
 
 #include "conformance/support/with_lsa_team.h"
 
@@ -112,6 +114,16 @@ void on_each_backend(const std::vector<Backend>& kinds, const std::function<void
         ran = true;
     }
     if (!ran) GTEST_SKIP() << why;
+}
+
+bool gpus_share_host_memory() {
+    const char* choice = std::getenv("CROSSDOCK_HOST_MEMORY");
+    return std::getenv("NCCL_LSA_TEAM_SIZE") != nullptr && (choice == nullptr || std::string_view(choice) != "0");
+}
+
+std::vector<Backend> reaching_windows(std::vector<Backend> kinds) {
+    if (gpus_share_host_memory()) std::erase_if(kinds, is_cuda);
+    return kinds;
 }
 
 void on_each_backend_as_one_team(const std::vector<Backend>& kinds,

@@ -38,6 +38,8 @@ int ranks_or(int wanted);
 // The ranks of an LSA team in a group of so many: the largest even share that --lsa-team allows. 0:
 // as the communicator has it.
 int lsa_team_for(int num_ranks);
+// Whether GPUs share the host's memory, because NCCL_LSA_TEAM_SIZE parts them and CROSSDOCK_HOST_MEMORY is not 0.
+bool gpus_share_host_memory();
 bool is_one_lsa_team(int num_ranks);
 
 // Whether --backend allows it.
@@ -67,6 +69,8 @@ void on_each_backend(const std::vector<Backend>& kinds, const std::function<void
 // The same with all ranks in one LSA team, whatever --lsa-team says. GPUs' teams are NCCL's: where there are several,
 // GPUs are left out.
 void on_each_backend_as_one_team(const std::vector<Backend>& kinds, const std::function<void(const BackendSpec&)>& run);
+// Those of `kinds` whose ranks reach each other's windows: not GPUs that share the host's memory.
+std::vector<Backend> reaching_windows(std::vector<Backend> kinds);
 extern const std::vector<Backend> kEveryBackend;
 extern const std::vector<Backend> kCpuBackends;
 
