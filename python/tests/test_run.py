@@ -316,9 +316,11 @@ def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(network_plugin, "PACKAGE", tmp_path)
     monkeypatch.setattr(network_plugin, "RDMA_DEVICES", tmp_path / "infiniband")
     variables = (network_plugin.VARIABLE, "NCCL_GIN_PLUGIN", "NCCL_GIN_ENABLE", "CUDA_MODULE_LOADING")
-    for name in (*variables, *network_plugin.SPLITTING, *network_plugin.HOSTS, *sum(network_plugin.RANKS, ())):
+    splitting = (*network_plugin.SPLITTING, network_plugin.ALWAYS_SPLITTING)
+    for name in (*variables, *splitting, *network_plugin.HOSTS, *sum(network_plugin.RANKS, ())):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    monkeypatch.setenv("CROSSDOCK_HOST_MEMORY", "0")
     monkeypatch.setenv("CROSSDOCK_NCCL_LIBRARY", str(stub_libraries.nccl(tmp_path, 23007)))
     return stub_libraries.library(stub_libraries.PLUGIN, tmp_path / "lib" / network_plugin.NAME)
 
@@ -350,7 +352,7 @@ def test_the_plugin_that_is_chosen(no_network: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_when_a_plugin_is_chosen(no_network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forbidden = {"NCCL_P2P_DISABLE": "1"}
+    forbidden = {"NCCL_P2P_DISABLE": "1", "CROSSDOCK_HOST_MEMORY": "0"}
     devices = network_plugin.RDMA_DEVICES
     devices.mkdir()
     (devices / "rdma_cm").touch()
@@ -394,7 +396,7 @@ def test_what_may_need_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def needs(nvlink: str | Exception, pcie: str | Exception, **environment: str) -> bool:
         matrices.update(n=nvlink, r=pcie)
         gpu_links.all_reach_each_other.cache_clear()
-        return network_plugin.may_need_network(environment)
+        return network_plugin.may_need_network({"CROSSDOCK_HOST_MEMORY": "0"} | environment)
 
     monkeypatch.setattr(gpu_links, "ask", ask)
     none, both = " GPU0 X NS\n GPU1 NS X\n", " GPU0 X OK\n GPU1 OK X\n"
@@ -406,6 +408,11 @@ def test_what_may_need_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     assert needs(both, both, NCCL_P2P_DISABLE="1")
     assert not needs(both, both, NCCL_P2P_DISABLE="0") and not needs(both, both, NCCL_P2P_DISABLE="")
     assert needs(both, both, NCCL_LSA_TEAM_SIZE="2") and needs(both, both, CROSSDOCK_LSA_TEAM_SIZE="1")
+    for shared in ("", "1", "on"):  # the host's memory
+        assert not needs(none, none, CROSSDOCK_HOST_MEMORY=shared)
+        assert not needs(both, both, CROSSDOCK_HOST_MEMORY=shared, NCCL_P2P_DISABLE="1", NCCL_LSA_TEAM_SIZE="1")
+        assert needs(both, both, CROSSDOCK_HOST_MEMORY=shared, CROSSDOCK_LSA_TEAM_SIZE="1")
+        assert needs(both, both, CROSSDOCK_HOST_MEMORY=shared, SLURM_JOB_NUM_NODES="2")
     assert needs(both, both, SLURM_JOB_NUM_NODES="2") and not needs(both, both, SLURM_JOB_NUM_NODES="1")
     assert not needs(both, both, SLURM_JOB_NUM_NODES="2", SLURM_STEP_NUM_NODES="1")
     for ranks, here in network_plugin.RANKS:

@@ -13,7 +13,7 @@ LINKS = (
     ("n", "NVLink", "kernels store into the peer's memory, low latency in LL128 rows"),
     ("r", "PCIe peer access", "kernels store into the peer's memory, low latency in plain rows"),
 )
-NO_LINK = ("no peer access", "kernels send through NCCL's network, such as Crossdock's plugin")
+NO_LINK = ("no peer access", "ranks share the host's memory")
 
 
 def ask(*arguments: str) -> str:

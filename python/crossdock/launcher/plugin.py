@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The network plugin that NCCL loads for kernels: libnccl-rma-crossdock.so, which comes with a package for GPUs.
 
-Where GPUs have no peer access, or are on several hosts, kernels send through NCCL's network. NCCL's own needs an RDMA
+Where GPUs are on several hosts, or may not share the host's memory, kernels send through NCCL's network. NCCL's own needs an RDMA
 device. So a program gets the plugin without asking if that may be so, the machine has none, and it names no other one.
 """
 
@@ -21,7 +21,9 @@ FUNCTIONS = ("ncclRmaPlugin_v14", "ncclRmaPlugin_v13")
 MIN_NCCL = 23007
 RDMA_DEVICES = Path("/dev/infiniband")  # a container may see those of its host in /sys, and not have them
 PACKAGE = Path(__file__).parents[1]
-SPLITTING = ("NCCL_LSA_TEAM_SIZE", "NCCL_HOSTID", "CROSSDOCK_LSA_TEAM_SIZE")  # a host's ranks into several LSA teams
+# What splits a host's ranks: NCCL's for groups that do not share the host's memory, and Crossdock's for all.
+SPLITTING = ("NCCL_LSA_TEAM_SIZE", "NCCL_HOSTID")
+ALWAYS_SPLITTING = "CROSSDOCK_LSA_TEAM_SIZE"
 # Of launchers: all ranks, and those of this host.
 RANKS = (
     ("WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -61,20 +63,25 @@ def chosen(environment: Mapping[str, str], nccl_code: int) -> str:
 
 
 def may_need_network(environment: Mapping[str, str]) -> bool:
-    """Whether ranks may be unable to reach each other's GPU: they are on several hosts, as launchers say it, or it is
-    forbidden, or two GPUs have no peer access."""
+    """Whether ranks may be unable to reach each other's memory: they are on several hosts, as launchers say it, or in
+    LSA teams that were asked for, or they may not share the host's memory, and GPUs have no peer access."""
 
     def number(name: str) -> int:
         value = environment.get(name, "")
         return int(value) if value.isdigit() else 0
 
-    is_forbidden = environment.get("NCCL_P2P_DISABLE", "") not in ("", "0")
-    if is_forbidden or any(environment.get(name) for name in SPLITTING):
+    if environment.get(ALWAYS_SPLITTING):
         return True
     if any(number(here) and number(all_ranks) > number(here) for all_ranks, here in RANKS):
         return True
-    hosts = next((number(name) for name in HOSTS if environment.get(name)), 1)
-    return hosts > 1 or not gpu_links.all_reach_each_other()
+    if next((number(name) for name in HOSTS if environment.get(name)), 1) > 1:
+        return True
+    if environment.get("CROSSDOCK_HOST_MEMORY", "").lower() not in ("0", "off", "false"):
+        return False
+    is_forbidden = environment.get("NCCL_P2P_DISABLE", "") not in ("", "0")
+    if is_forbidden or any(environment.get(name) for name in SPLITTING):
+        return True
+    return not gpu_links.all_reach_each_other()
 
 
 def has_rdma_device() -> bool:
