@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "core/environment_number.h"
+#include "core/environment_value.h"
 #include "plugin/boundary.h"
 
 namespace crossdock::plugin {

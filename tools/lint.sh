@@ -50,7 +50,7 @@ layers() {
     sed -nE 's/^\| .(src\/\w+|plugin). \|.*\| ([a-z_, ]*)\|$/\1 \2/p' ARCHITECTURE.md | while read -r folder uses; do
         allowed=${folder#src/}${uses:+|${uses//, /|}}
         files "$folder/*" | xargs -r grep -nE '#include "(a2sgd|api|core|fabric|device_api|kernels|network|plugin|runtime|device)/' /dev/null |
-            grep -vE "\"(core/(boundary|environment_number|error|interrupt|log|printable|process)\.h|($allowed)/)"
+            grep -vE "\"(core/(boundary|environment_value|error|interrupt|log|printable|process)\.h|($allowed)/)"
     done
 }
 # CUDA where ARCHITECTURE.md says it is.

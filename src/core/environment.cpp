@@ -1,22 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/environment.h"
 
-#include <fmt/format.h>
-#include <strings.h>
-
-#include <cstdlib>
-
-#include "core/environment_number.h"
+#include "core/environment_value.h"
 #include "core/log.h"
 #include "device/tagged_word.h"
 
 namespace crossdock {
 namespace {
-
-const char* value_of(const char* name) {
-    const char* value = std::getenv(name);
-    return value == nullptr || *value == '\0' ? nullptr : value;
-}
 
 std::optional<uint32_t> number_of_sms(const char* name) {
     const auto number = environment_number(name, 65535, warn);
@@ -28,20 +18,7 @@ std::optional<uint32_t> read_lsa_team_size() {
     return ranks ? std::optional(static_cast<uint32_t>(*ranks)) : std::nullopt;
 }
 
-std::optional<bool> choice(const char* name) {
-    const char* value = value_of(name);
-    if (value == nullptr) return std::nullopt;
-    for (const char* yes : {"1", "on", "true"}) {
-        if (strcasecmp(value, yes) == 0) return true;
-    }
-    for (const char* no : {"0", "off", "false"}) {
-        if (strcasecmp(value, no) == 0) return false;
-    }
-    warn(fmt::format("{}={} is ignored, allowed: 1, on, true, 0, off, false", name, value));
-    return std::nullopt;
-}
-
-bool flag(const char* name) { return choice(name).value_or(false); }
+bool flag(const char* name) { return environment_flag(name, warn).value_or(false); }
 
 }  // namespace
 
@@ -58,8 +35,7 @@ Environment Environment::read() {
     environment.has_nvlink_dup = flag("NCCL_EP_HT_EM_NVLINK_DUP");
     environment.is_invariant = flag("NCCL_EP_INVARIANT");
     environment.sums_at_sender = flag("CROSSDOCK_SENDER_SUMS");
-    environment.ll128 = choice("CROSSDOCK_LL128");
-    environment.shares_host_memory = choice("CROSSDOCK_HOST_MEMORY").value_or(true);
+    environment.ll128 = environment_flag("CROSSDOCK_LL128", warn);
     environment.first_epoch = environment_number("CROSSDOCK_FIRST_EPOCH", kLastEpoch, warn).value_or(1);
     environment.shared_bytes = environment_number("CROSSDOCK_SHARED_BYTES", INT32_MAX, warn);
     return environment;

@@ -21,7 +21,6 @@ struct Environment {
     bool is_invariant = false;              // NCCL_EP_INVARIANT
     bool sums_at_sender = false;            // CROSSDOCK_SENDER_SUMS
     std::optional<bool> ll128;              // CROSSDOCK_LL128
-    bool shares_host_memory = true;         // CROSSDOCK_HOST_MEMORY
     uint64_t first_epoch = 1;               // CROSSDOCK_FIRST_EPOCH, for tests
     std::optional<uint64_t> shared_bytes;   // CROSSDOCK_SHARED_BYTES, for tests
 

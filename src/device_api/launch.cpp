@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "core/boundary.h"
-#include "core/environment_number.h"
+#include "core/environment_value.h"
 #include "core/log.h"
 #include "device_api/kernel_thread.h"
 #include "fabric/communicator.h"

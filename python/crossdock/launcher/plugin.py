@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The network plugin that NCCL loads for kernels: libnccl-rma-crossdock.so, which comes with a package for GPUs.
 
-Where GPUs are on several hosts, or may not share the host's memory, kernels send through NCCL's network. NCCL's own needs an RDMA
-device. So a program gets the plugin without asking if that may be so, the machine has none, and it names no other one.
+Where GPUs are on several hosts, or may not share the host's memory, kernels send through NCCL's network. NCCL's own
+needs an RDMA device. So a program gets the plugin without asking if that may be so, the machine has none, and it names
+no other one.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string>
 
-#include "core/environment_number.h"
+#include "core/environment_value.h"
 #include "core/error.h"
 #include "core/interrupt.h"
 #include "core/log.h"

@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/environment.h"
+#include "core/environment_value.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/process.h"
@@ -242,10 +242,11 @@ std::unique_ptr<Mailbox> NcclCommunicator::make_mailbox(const char* what, Deadli
     NcclRank self = self_;
     std::string problem;
     if (self_.lsa_team_size < self_.num_ranks || !properties_of(self_).deviceApiSupport) {
+        const bool is_wanted = environment_flag("CROSSDOCK_HOST_MEMORY", warn).value_or(true);
         const auto gather = [&](const void* own, void* all, size_t num_bytes) {
             gather_by_nccl(self_, own, all, num_bytes, what, deadline);
         };
-        SharedHostMemory shared = share_host_memory(self_, bytes, Environment::read().shares_host_memory, gather);
+        SharedHostMemory shared = share_host_memory(self_, bytes, is_wanted, gather);
         has_host_memory_ = shared.memory != nullptr;
         if (has_host_memory_) {
             self.lsa_team_size = self_.num_ranks;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers in environment variables, for the library and the network plugin, which warn in different ways. A variable
-// counts as unset if it is empty or, after a warning, if its value is not allowed.
+// Numbers and flags in environment variables, for the library and the network plugin, which warn in different ways. A
+// variable counts as unset if it is empty or, after a warning, if its value is not allowed.
 #pragma once
 
 #include <fmt/format.h>
+#include <strings.h>
 
 #include <charconv>
 #include <cstdint>
@@ -25,6 +26,19 @@ inline std::optional<uint64_t> environment_number(const char* name, uint64_t lar
     const auto [stopped_at, error] = std::from_chars(value, end, number);
     if (error == std::errc{} && stopped_at == end && number >= 1 && number <= largest) return number;
     warn(fmt::format("{}={} is ignored, allowed: 1..{}", name, value, largest));
+    return std::nullopt;
+}
+
+inline std::optional<bool> environment_flag(const char* name, Warn warn) {
+    const char* value = std::getenv(name);
+    if (value == nullptr || *value == '\0') return std::nullopt;
+    for (const char* yes : {"1", "on", "true"}) {
+        if (strcasecmp(value, yes) == 0) return true;
+    }
+    for (const char* no : {"0", "off", "false"}) {
+        if (strcasecmp(value, no) == 0) return false;
+    }
+    warn(fmt::format("{}={} is ignored, allowed: 1, on, true, 0, off, false", name, value));
     return std::nullopt;
 }
 
