@@ -246,7 +246,8 @@ ncclResult_t crossdockGroupMemory(ncclEpGroup_t group, size_t* symmetric_bytes, 
 typedef struct {
     unsigned int size;        /* in: sizeof(crossdockMemoryUse_t) */
     unsigned int magic;       /* in: NCCL_EP_MAGIC */
-    uint64_t symmetric_bytes; /* communication buffers: windows, from NCCL or, on CPUs, from the library */
+    uint64_t symmetric_bytes; /* communication buffers: windows, from NCCL or, on CPUs, from the library; where GPUs
+                                 share the host's memory, this rank's part of that */
     uint64_t allocator_bytes; /* all other device memory: from config->alloc, where that is set */
     uint64_t handle_bytes;    /* of allocator_bytes, what handles have or have given back to the group */
     uint64_t host_bytes;      /* host memory that the device writes */

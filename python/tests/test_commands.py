@@ -67,6 +67,17 @@ def test_doctor_says_how_gpus_are_linked(tmp_path: Path, monkeypatch: pytest.Mon
         ("PCIe peer access", f"GPUs 0-1: {gpu_links.LINKS[1][2]}"),
         ("no peer access", f"GPUs 0-2, 1-2: {gpu_links.NO_LINK[1]}"),
     ]
+    speeds = {
+        "nvlink": "".join(
+            f"GPU {gpu}: NVIDIA H200 (UUID: GPU-0)\\n" + 18 * "\\t Link 0: 26.562 GB/s\\n" for gpu in range(3)
+        ),
+        "pcie.link": "0, 5, 16\\n1, 4, 16\\n2, 5, 8\\n",
+    }
+    pretend_nvidia_smi(tmp_path, monkeypatch, **{"p2p n": some, "p2p r": apart}, **speeds)
+    assert gpu_links.links() == [
+        ("NVLink", f"GPUs 0-1: {gpu_links.LINKS[0][2]}, at most 478 GB/s each way"),
+        ("no peer access", f"GPUs 0-2, 1-2: {gpu_links.NO_LINK[1]}, at most 32 GB/s each way"),
+    ]
     pretend_nvidia_smi(tmp_path, monkeypatch, **{"p2p n": " \\tGPU0\\t\\n GPU0\\tX\\t\\n", "p2p r": " GPU0\\tX\\t\\n"})
     assert gpu_links.links() == [("links", "one GPU")]
 

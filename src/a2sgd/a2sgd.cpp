@@ -60,7 +60,7 @@ uint64_t entries_of(const std::vector<A2sgdPiece>& pieces) {
 
 }  // namespace
 
-A2sgd::Settings A2sgd::resolve(const Communicator& communicator, const crossdockA2sgdConfig_t* caller) {
+A2sgd::Settings A2sgd::resolve(Communicator& communicator, const crossdockA2sgdConfig_t* caller) {
     const auto given = optional_struct(caller, sizeof(crossdockA2sgdConfig_t), "config");
     const unsigned int sums = enum_bits(given.sums);
     require(sums <= CROSSDOCK_A2SGD_SUMS_FP64, ncclInvalidArgument, "config->sums is {}, allowed: 0 (fp32), 1 (fp64)",
@@ -68,8 +68,9 @@ A2sgd::Settings A2sgd::resolve(const Communicator& communicator, const crossdock
     require(given.skip_nonfinite == 0 || given.skip_nonfinite == 1, ncclInvalidArgument,
             "config->skip_nonfinite is {}, allowed: 0 (off), 1 (on)", given.skip_nonfinite);
     const Environment environment = Environment::read();
-    return {sums == CROSSDOCK_A2SGD_SUMS_FP64, given.skip_nonfinite != 0,
-            resolve_timeout_ns(environment, given.timeout_ns),
+    const uint64_t timeout_ns = resolve_timeout_ns(environment, given.timeout_ns);
+    communicator.connect("crossdockA2sgdCreate", communicator.setup_timeout_ns(timeout_ns));
+    return {sums == CROSSDOCK_A2SGD_SUMS_FP64, given.skip_nonfinite != 0, timeout_ns,
             resolve_lsa_team_size(communicator, environment, given.lsa_team_size, "config->lsa_team_size"),
             environment.is_quiet};
 }

@@ -50,7 +50,7 @@ class A2sgd {
         uint32_t lsa_team_size = 0;
         bool is_quiet = false;
     };
-    static Settings resolve(const Communicator& communicator, const crossdockA2sgdConfig_t* caller);
+    static Settings resolve(Communicator& communicator, const crossdockA2sgdConfig_t* caller);
 
     A2sgd(std::shared_ptr<Communicator> communicator, const Settings& settings, std::vector<A2sgdPiece> pieces);
     void expect_equal_on_all_ranks() const;

@@ -75,6 +75,10 @@ uint32_t resolve_lsa_team_size(const Communicator& communicator, const Environme
         "{} is {}, allowed: {}, the divisors of the {} ranks in each of the communicator's LSA teams ({} ranks in all)",
         environment.lsa_team_size ? "CROSSDOCK_LSA_TEAM_SIZE" : option_name, wanted, divisors_of(largest), largest,
         communicator.num_ranks());
+    require(wanted == largest || !communicator.shares_host_memory(), ncclInvalidUsage,
+            "{} is {}, and the {} ranks share the host's memory as one LSA team: for smaller teams, which need NCCL's "
+            "network for kernels, set CROSSDOCK_HOST_MEMORY=0 on all ranks",
+            option_name, wanted, largest);
     return wanted;
 }
 
@@ -163,6 +167,8 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
             given.max_dispatch_tokens_per_rank, std::min<uint64_t>(INT32_MAX / num_ranks, kMaxPayload / kMaxTopk),
             num_ranks);
 
+    const uint64_t timeout_ns = resolve_timeout_ns(environment, given.timeout_ns);
+    communicator.connect("ncclEpCreateGroup", communicator.setup_timeout_ns(timeout_ns));
     const uint32_t lsa_team_size =
         resolve_lsa_team_size(communicator, environment, options.lsa_team_size, "options->lsa_team_size");
     require(options.ht_masks == 0 || lsa_team_size == num_ranks, ncclInvalidUsage,
@@ -203,11 +209,11 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     config.most_dispatch_sms = dispatch_sms(device_sms);
     config.most_combine_sms = combine_sms(device_sms);
     config.update_sms = resolve_sms({}, environment.comm_sms, 0, given.max_num_sms,
-                                    in_host_memory ? kHtHostUpdateSms : kHtUpdateSms, device_sms);
+                                    in_host_memory ? kHtHostUpdateSms : kHtUpdateSms, most_sms);
     config.alloc = given.alloc;
     // The contract ignores enable_mask in HT mode.
     config.masking = is_ht ? options.ht_masks != 0 : given.enable_mask != 0;
-    config.timeout_ns = resolve_timeout_ns(environment, given.timeout_ns);
+    config.timeout_ns = timeout_ns;
     config.zero_copy =
         communicator.shares_host_memory() ? NCCL_EP_ZERO_COPY_OFF : static_cast<ncclEpZeroCopyMode_t>(zero_copy);
     config.overflow_policy = static_cast<ncclEpOverflowPolicy_t>(overflow);

@@ -166,13 +166,14 @@ Tensor read_tensor(Communicator& communicator, const ncclEpTensor_t* caller, con
             "{}: data is {}, but win_hdl and win_offset name {}: set one of them, or both alike", name,
             static_cast<void*>(tensor.data), static_cast<void*>(in_window));
     tensor.data = in_window;
+    if (!communicator.shares_host_memory()) {
+        PeerMap peers = window.peers;
+        peers.offset += copy.win_offset;
+        tensor.window = peers;
+        tensor.window_place = {window.number, copy.win_offset};
+        tensor.window_bytes = window.bytes - copy.win_offset;
+    }
     expect_elements_aligned(tensor);
-    if (communicator.shares_host_memory()) return tensor;
-    PeerMap peers = window.peers;
-    peers.offset += copy.win_offset;
-    tensor.window = peers;
-    tensor.window_place = {window.number, copy.win_offset};
-    tensor.window_bytes = window.bytes - copy.win_offset;
     return tensor;
 }
 

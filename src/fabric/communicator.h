@@ -52,6 +52,10 @@ class Communicator {
     // The same for all objects of one ncclComm_t.
     virtual const void* identity() const { return this; }
 
+    // Connects the ranks, unless they are. Collective, blocking, bounded like all_gather. Whoever makes a group calls
+    // it first, with its timeout: the queries below and all collective calls would also do it, with the least timeout.
+    virtual void connect(const char* /*what*/, uint64_t /*timeout_ns*/) {}
+
     // Gathers every rank's `bytes` bytes in rank order. Collective, blocking. After timeout_ns it throws
     // ncclRemoteError, whose message names `what` and the missing ranks.
     virtual void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) = 0;

@@ -40,4 +40,4 @@ chmod +x "$work/nvidia-smi"
 PATH=$work:$PATH
 expect LINK=OK "all 2 GPUs: kernels store into the peer's memory, low latency in LL128 rows"
 expect LINK=NS "no peer access"
-expect LINK=NS "all 2 GPUs: ranks share the host's memory"
+expect LINK=NS "all 2 GPUs: all ranks share the host's memory"

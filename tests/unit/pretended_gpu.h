@@ -14,6 +14,7 @@ struct PretendedDevice {
     int compute_capability = 90;
     size_t max_shared_bytes = 232448;
     bool overlaps_kernels = true;
+    bool shares_host_memory = false;
 };
 
 class PretendedGpu : public Communicator {
@@ -36,6 +37,7 @@ class PretendedGpu : public Communicator {
     }
     WindowView window(ncclWindow_t handle) override { return own_->window(handle); }
     NetworkHandle network_of(const SymmetricMemory& memory) override { return own_->network_of(memory); }
+    bool shares_host_memory() const override { return runtime_.device.shares_host_memory; }
 
   private:
     struct GpuRuntime : cpu::CpuRuntime {

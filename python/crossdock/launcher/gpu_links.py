@@ -13,7 +13,8 @@ LINKS = (
     ("n", "NVLink", "kernels store into the peer's memory, low latency in LL128 rows"),
     ("r", "PCIe peer access", "kernels store into the peer's memory, low latency in plain rows"),
 )
-NO_LINK = ("no peer access", "ranks share the host's memory")
+NO_LINK = ("no peer access", "all ranks share the host's memory")
+PCIE_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # GB/s each way, by generation
 
 
 def ask(*arguments: str) -> str:
@@ -46,8 +47,27 @@ def all_reach_each_other() -> bool:
     return set().union(*linked) >= set(combinations(sorted(numbers), 2))
 
 
+def _least_bandwidth(is_nvlink: bool, numbers: set[int]) -> str:
+    """Of these GPUs' NVLinks or PCIe slots, as nvidia-smi says it; empty if it does not."""
+    found: dict[int, float] = {}
+    try:
+        if is_nvlink:
+            for number, text in re.findall(
+                r"^GPU (\d+):.*\n((?:\s+Link.*\n?)*)", ask("nvlink", "--status"), re.MULTILINE
+            ):
+                found[int(number)] = sum(map(float, re.findall(r"Link \d+: ([\d.]+) GB/s", text)))
+        else:
+            slots = ask("--query-gpu=index,pcie.link.gen.max,pcie.link.width.max", "--format=csv,noheader")
+            for number, generation, lanes in re.findall(r"^(\d+), (\d+), (\d+)$", slots, re.MULTILINE):
+                found[int(number)] = PCIE_LANE.get(int(generation), 0) * int(lanes)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    least = min(found.get(number, 0.0) for number in numbers)
+    return f", at most {least:.0f} GB/s each way" if least > 0 else ""
+
+
 def links() -> list[tuple[str, str]]:
-    """A line per kind of link: the pairs of GPUs that have no faster one, and what is used between them."""
+    """A line per kind of link: the pairs of GPUs that have no faster one, what is used between them, and its speed."""
     try:
         numbers, linked = linked_pairs()
     except (OSError, subprocess.SubprocessError) as error:
@@ -66,4 +86,7 @@ def links() -> list[tuple[str, str]]:
             return f"all {len(numbers)} GPUs"
         return "GPUs " + ", ".join(f"{one}-{other}" for one, other in pairs)
 
-    return [(name, f"{named(pairs)}: {use}") for name, use, pairs in lines if pairs]
+    def speed(name: str, pairs: list[tuple[int, int]]) -> str:
+        return _least_bandwidth(name == LINKS[0][1], {number for pair in pairs for number in pair})
+
+    return [(name, f"{named(pairs)}: {use}{speed(name, pairs)}") for name, use, pairs in lines if pairs]

@@ -40,6 +40,7 @@ LlArena::LlArena(Communicator& communicator, const GroupConfig& config, const Ll
 }
 
 uint32_t ll128_tokens_of(const Communicator& communicator, const GroupConfig& config) {
+    if (communicator.shares_host_memory()) return 0;  // lines may arrive in parts, whatever the environment says
     if (!config.ll128.value_or(communicator.stores_lines_whole())) return 0;
     if (config.has_several_teams()) return 0;  // rows of GIN peers are plain, and all rows of a sum have one form
     if (align_up(config.max_token_bytes, 16) > kMostLl128RowBytes) return 0;

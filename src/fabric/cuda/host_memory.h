@@ -10,6 +10,7 @@
 #include "fabric/communicator.h"
 #include "fabric/cuda/bounded.h"
 #include "fabric/cuda/registered_memory.h"
+#include "runtime/cuda/cuda_runtime.h"
 
 namespace crossdock {
 
@@ -28,7 +29,7 @@ SharedHostMemory share_host_memory(const NcclRank& self, size_t bytes, bool is_w
 // Gathers with NCCL's own all-gather, over whatever NCCL has between the ranks: for the ranks' first exchange, before
 // they share memory. At the deadline it throws ncclRemoteError that mentions `what`. NCCL's kernel then stays on the
 // GPU until the communicator is aborted.
-void gather_by_nccl(const NcclRank& self, const void* own, void* all, size_t bytes, const char* what,
-                    Deadline deadline);
+void gather_by_nccl(const NcclRank& self, CudaRuntime& runtime, const void* own, void* all, size_t bytes,
+                    const char* what, Deadline deadline);
 
 }  // namespace crossdock

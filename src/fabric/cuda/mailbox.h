@@ -10,9 +10,9 @@
 
 namespace crossdock {
 
-// NCCL's own all-gather does not fit: its kernel needs SMs beside kernels that may wait for this rank, its first use
-// connects all ranks and allocates buffers, and it does not name missing ranks. Copies need neither SMs nor
-// connections.
+// After the ranks' first exchange (host_memory.h), NCCL's own all-gather does not fit: its kernel needs SMs beside
+// kernels that may wait for this rank, its first use connects all ranks and allocates buffers, and it does not name
+// missing ranks. Copies need neither SMs nor connections.
 //
 // Memory of a rank: 2 x num_ranks slots, then as many 64-bit flags. Round n uses half n % 2: rank r copies its bytes
 // into slot r of every rank, then n into flag r; in other teams a kernel of one block puts both. A rank that has seen

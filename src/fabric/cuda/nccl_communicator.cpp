@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -69,6 +70,7 @@ class NcclCommunicator final : public Communicator {
     const void* identity() const override { return self_.comm; }
     int lsa_team_size() const override;
     Runtime& runtime() override { return runtime_; }
+    void connect(const char* what, uint64_t timeout_ns) override { ensure_connected(what, timeout_ns); }
     void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) override;
     uint64_t setup_timeout_ns(uint64_t timeout_ns) const override { return std::max(timeout_ns, kLeastSetupNs); }
     std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override;
@@ -79,8 +81,10 @@ class NcclCommunicator final : public Communicator {
     bool shares_host_memory() const override;
 
   private:
-    void connect(const char* what, uint64_t timeout_ns) const;
+    void ensure_connected(const char* what, uint64_t timeout_ns) const;
     std::unique_ptr<Mailbox> make_mailbox(const char* what, Deadline deadline) const;
+    bool wants_host_memory() const;
+    void announce_host_memory() const;
     Deadline setup_deadline(uint64_t timeout_ns) const;
     bool is_linked_by_nvlink(const std::vector<GpuPlace>& places) const;
     void expect_device_api(const std::string& host_memory_problem) const;
@@ -88,7 +92,7 @@ class NcclCommunicator final : public Communicator {
 
     NcclRank self_;
     mutable CudaRuntime runtime_;
-    mutable std::unique_ptr<Mailbox> mailbox_;  // created by connect(), like the next three
+    mutable std::unique_ptr<Mailbox> mailbox_;  // created by ensure_connected(), like the next three
     mutable bool has_host_memory_ = false;      // symmetric memory is the host's, and all ranks are one LSA team
     mutable int ranks_on_device_ = 0;
     mutable bool stores_lines_whole_ = false;
@@ -102,13 +106,13 @@ class NcclCommunicator final : public Communicator {
 };
 
 void NcclCommunicator::all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) {
-    connect(what, timeout_ns);
+    ensure_connected(what, timeout_ns);
     mailbox_->all_gather(own, all, bytes, what, deadline_after(timeout_ns));
 }
 
 std::unique_ptr<SymmetricMemory> NcclCommunicator::allocate_symmetric(size_t bytes, uint64_t timeout_ns) {
     constexpr const char* kWhat = "allocating symmetric memory";
-    connect(kWhat, timeout_ns);
+    ensure_connected(kWhat, timeout_ns);
     const Deadline deadline = setup_deadline(timeout_ns);
     if (has_host_memory_) {
         const auto gather = [&](const void* own, void* all, size_t num_bytes) {
@@ -152,7 +156,7 @@ WindowView NcclCommunicator::window(ncclWindow_t handle) {
     auto* local = static_cast<std::byte*>(user_pointer);
     const uintptr_t end_of_first_piece = end_of_mapping(local);
     SeenWindow& seen = windows_[handle];
-    if (shares_host_memory()) {
+    if (has_host_memory_) {
         seen.view.local = local;
         seen.view.bytes = bytes_from(local, end_of_first_piece);
         return seen.view;
@@ -186,22 +190,22 @@ const GinConnection& NcclCommunicator::gin(Deadline deadline) const {
 }
 
 int NcclCommunicator::lsa_team_size() const {
-    connect("asking how ranks reach each other's memory", 0);
+    ensure_connected("asking how ranks reach each other's memory", 0);
     return has_host_memory_ ? self_.num_ranks : self_.lsa_team_size;
 }
 
 bool NcclCommunicator::shares_host_memory() const {
-    connect("asking how ranks reach each other's memory", 0);
+    ensure_connected("asking how ranks reach each other's memory", 0);
     return has_host_memory_;
 }
 
 int NcclCommunicator::ranks_on_device() const {
-    connect("counting the ranks of a GPU", 0);
+    ensure_connected("counting the ranks of a GPU", 0);
     return ranks_on_device_;
 }
 
 bool NcclCommunicator::stores_lines_whole() const {
-    connect("asking how GPUs are linked", 0);
+    ensure_connected("asking how GPUs are linked", 0);
     return stores_lines_whole_;
 }
 
@@ -211,7 +215,7 @@ Deadline NcclCommunicator::setup_deadline(uint64_t timeout_ns) const {
     return deadline_after(setup_timeout_ns(longest_timeout_ns_));
 }
 
-void NcclCommunicator::connect(const char* what, uint64_t timeout_ns) const {
+void NcclCommunicator::ensure_connected(const char* what, uint64_t timeout_ns) const {
     if (mailbox_ != nullptr) return;
     const Deadline deadline = setup_deadline(timeout_ns);
     auto mailbox = make_mailbox(what, deadline);
@@ -235,34 +239,61 @@ void NcclCommunicator::connect(const char* what, uint64_t timeout_ns) const {
     mailbox_ = std::move(mailbox);
 }
 
-// Ranks that NCCL does not let load and store each other's memory may all be on one host, and share its memory: that is
-// faster than a network.
+// Ranks of one host share its memory if each of them is an LSA team of its own, since that is faster than a network, or
+// if NCCL has neither symmetric memory nor a network for kernels.
 std::unique_ptr<Mailbox> NcclCommunicator::make_mailbox(const char* what, Deadline deadline) const {
     const size_t bytes = Mailbox::bytes(self_.num_ranks);
+    const bool has_device_api = properties_of(self_).deviceApiSupport;
     NcclRank self = self_;
-    std::string problem;
-    if (self_.lsa_team_size < self_.num_ranks || !properties_of(self_).deviceApiSupport) {
-        const bool is_wanted = environment_flag("CROSSDOCK_HOST_MEMORY", warn).value_or(true);
+    std::string problem = self_.num_ranks == 1 ? "there is one rank" : "";
+    if (self_.num_ranks > 1 && (self_.lsa_team_size == 1 || !has_device_api)) {
         const auto gather = [&](const void* own, void* all, size_t num_bytes) {
-            gather_by_nccl(self_, own, all, num_bytes, what, deadline);
+            gather_by_nccl(self_, runtime_, own, all, num_bytes, what, deadline);
         };
-        SharedHostMemory shared = share_host_memory(self_, bytes, is_wanted, gather);
+        SharedHostMemory shared = share_host_memory(self_, bytes, wants_host_memory(), gather);
         has_host_memory_ = shared.memory != nullptr;
         if (has_host_memory_) {
+            if (self_.rank == 0) announce_host_memory();
             self.lsa_team_size = self_.num_ranks;
             return std::make_unique<Mailbox>(self, runtime_, std::move(shared.memory), std::nullopt);
         }
         problem = shared.problem;
-        debug(fmt::format("the ranks do not share memory of the host: {}", problem));
+        debug(fmt::format("the ranks do not share the host's memory: {}", problem));
     }
     expect_device_api(problem);
     const bool has_several_teams = self_.lsa_team_size < self_.num_ranks;
-    const void* device_comm = has_several_teams ? gin(deadline).device_comm() : nullptr;
+    const void* device_comm = nullptr;
+    try {
+        if (has_several_teams) device_comm = gin(deadline).device_comm();
+    } catch (const Error& error) {
+        if (problem.empty()) throw;
+        fail(error.code(), "{}. The ranks do not share the host's memory, because: {}", error.what(), problem);
+    }
     std::unique_ptr<RegisteredMemory> memory =
         register_memory(std::make_unique<RegisteredMemory>(self_, bytes, runtime_.internal_stream()), what, deadline);
     std::optional<NetworkHandle> network;
     if (has_several_teams) network = {.local = memory->local, .device_comm = device_comm, .window = memory->window()};
     return std::make_unique<Mailbox>(self, runtime_, std::move(memory), network);
+}
+
+// Whoever asks for smaller LSA teams wants a network between them.
+bool NcclCommunicator::wants_host_memory() const {
+    const auto team_size = environment_number("CROSSDOCK_LSA_TEAM_SIZE", INT32_MAX, warn);
+    const bool is_split = team_size && *team_size < static_cast<uint64_t>(self_.num_ranks);
+    return !is_split && environment_flag("CROSSDOCK_HOST_MEMORY", warn).value_or(true);
+}
+
+// Once per process. It is slower than NVLink, and a setting may be the reason.
+void NcclCommunicator::announce_host_memory() const {
+    static std::once_flag once;
+    if (environment_flag("NCCL_EP_QUIET", warn).value_or(false)) return;
+    std::call_once(once, [&] {
+        warn(
+            fmt::format("the {} ranks share the host's memory over PCIe, since NCCL gives their GPUs no access to each "
+                        "other's memory. On GPUs with NVLink, look for NCCL_LSA_TEAM_SIZE, NCCL_CUMEM_ENABLE and "
+                        "NCCL_WIN_ENABLE in the environment",
+                        self_.num_ranks));
+    });
 }
 
 // To all ranks of this rank's LSA team. places: of all ranks.
@@ -281,16 +312,14 @@ bool NcclCommunicator::is_linked_by_nvlink(const std::vector<GpuPlace>& places) 
 void NcclCommunicator::expect_device_api(const std::string& host_memory_problem) const {
     const ncclCommProperties_t properties = properties_of(self_);
     // Without a GPU-initiated network, NCCL 2.30 has no device API for several teams.
-    require(
-        properties.deviceApiSupport || properties.nLsaTeams == 1, ncclInvalidUsage,
-        "the communicator's {} ranks form {} LSA teams of {} ranks, and NCCL has no network for kernels "
-        "between them: {}; or run all ranks on one host (or one NVLink domain), where they share the host's memory, "
-        "which failed here: {}",
-        self_.num_ranks, properties.nLsaTeams, self_.lsa_team_size, gin_advice_for(self_), host_memory_problem);
+    require(properties.deviceApiSupport || properties.nLsaTeams == 1, ncclInvalidUsage,
+            "the communicator's {} ranks form {} LSA teams of {} ranks, and NCCL has no network for kernels between "
+            "them: {}. Ranks of one host need none if they share its memory. They do not, because: {}",
+            self_.num_ranks, properties.nLsaTeams, self_.lsa_team_size, gin_advice_for(self_), host_memory_problem);
     require(properties.deviceApiSupport, ncclInvalidUsage,
-            "NCCL offers no symmetric memory for this communicator of {} ranks: all their GPUs must reach each other's "
-            "memory (NVLink or PCIe peer access), and NCCL_CUMEM_ENABLE and NCCL_WIN_ENABLE must not forbid it; and "
-            "the ranks do not share the host's memory: {}",
+            "NCCL offers no symmetric memory for this communicator of {} ranks: their GPUs must reach each other's "
+            "memory (NVLink or PCIe peer access), and NCCL_CUMEM_ENABLE and NCCL_WIN_ENABLE must not forbid it. The "
+            "ranks do not share the host's memory, because: {}",
             self_.num_ranks, host_memory_problem);
 }
 

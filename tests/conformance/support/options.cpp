@@ -117,8 +117,15 @@ void on_each_backend(const std::vector<Backend>& kinds, const std::function<void
 }
 
 bool gpus_share_host_memory() {
-    const char* choice = std::getenv("CROSSDOCK_HOST_MEMORY");
-    return std::getenv("NCCL_LSA_TEAM_SIZE") != nullptr && (choice == nullptr || std::string_view(choice) != "0");
+    const auto text = [](const char* name) -> std::string_view {
+        const char* value = std::getenv(name);
+        return value == nullptr ? "" : value;
+    };
+    const std::string_view team = text("NCCL_LSA_TEAM_SIZE");
+    const std::string_view choice = text("CROSSDOCK_HOST_MEMORY");
+    const std::string_view plugin = text("NCCL_RMA_PLUGIN");
+    const bool is_off = choice == "0" || choice == "off" || choice == "false" || options().lsa_team_size.has_value();
+    return !is_off && !team.empty() && (team == "1" || plugin.empty() || plugin == "none");
 }
 
 std::vector<Backend> reaching_windows(std::vector<Backend> kinds) {

@@ -38,7 +38,7 @@ int ranks_or(int wanted);
 // The ranks of an LSA team in a group of so many: the largest even share that --lsa-team allows. 0:
 // as the communicator has it.
 int lsa_team_for(int num_ranks);
-// Whether GPUs share the host's memory, because NCCL_LSA_TEAM_SIZE parts them and CROSSDOCK_HOST_MEMORY is not 0.
+// Whether GPUs share the host's memory: NCCL_LSA_TEAM_SIZE gives each a team of its own, or there is no network plugin.
 bool gpus_share_host_memory();
 bool is_one_lsa_team(int num_ranks);
 

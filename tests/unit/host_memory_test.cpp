@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups whose symmetric memory is the host's: few blocks, plain rows, and no zero copy, whatever the caller asks for.
+#include <gtest/gtest.h>
+
+#include "core/group.h"
+#include "core/ll/arena.h"
+#include "core/ll/plan.h"
+#include "pretended_gpu.h"
+
+namespace crossdock {
+namespace {
+
+std::shared_ptr<Group> group_of(ncclEpAlgorithm_t algorithm, unsigned int max_num_sms, bool shares_host_memory = true) {
+    ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
+    config.algorithm = algorithm;
+    config.num_experts = 8;
+    config.max_dispatch_tokens_per_rank = config.max_recv_tokens_per_rank = 128;
+    config.max_token_bytes = 14336;
+    config.max_num_sms = max_num_sms;
+    config.zero_copy = NCCL_EP_ZERO_COPY_ON;
+    const PretendedDevice device{.shares_host_memory = shares_host_memory};
+    return Group::create(std::make_shared<PretendedGpu>(device), &config, nullptr);
+}
+
+TEST(HostMemory, HighThroughputTakesFewSms) {
+    struct {
+        unsigned int max_num_sms;
+        uint32_t operations;
+        uint32_t most;
+        uint32_t update;
+    } const expected[] = {{0, 16, 32, 8}, {4, 4, 4, 4}, {24, 24, 24, 24}, {132, 32, 32, 32}};
+    for (const auto& [max_num_sms, operations, most, update] : expected) {
+        const auto group = group_of(NCCL_EP_ALGO_HIGH_THROUGHPUT, max_num_sms);
+        const GroupConfig& config = group->config();
+        EXPECT_EQ(config.dispatch_sms, operations) << max_num_sms;
+        EXPECT_EQ(config.combine_sms, operations) << max_num_sms;
+        EXPECT_EQ(config.flat_dispatch_sms, operations) << max_num_sms;
+        EXPECT_EQ(config.flat_combine_sms, operations) << max_num_sms;
+        EXPECT_EQ(config.most_dispatch_sms, most) << max_num_sms;
+        EXPECT_EQ(config.most_combine_sms, most) << max_num_sms;
+        EXPECT_EQ(config.update_sms, update) << max_num_sms;
+        EXPECT_EQ(config.zero_copy, NCCL_EP_ZERO_COPY_OFF);
+        group->destroy();
+    }
+    const auto linked = group_of(NCCL_EP_ALGO_HIGH_THROUGHPUT, 0, false);
+    EXPECT_EQ(linked->config().dispatch_sms, 64u);
+    EXPECT_EQ(linked->config().zero_copy, NCCL_EP_ZERO_COPY_ON);
+    linked->destroy();
+}
+
+TEST(HostMemory, LowLatencyTakesFewBlocks) {
+    struct {
+        uint32_t tokens;
+        int dispatch;
+        int combine;
+        uint32_t parts;  // of a row that warps of a combine sum
+    } const expected[] = {{0, 4, 2, 14}, {1, 4, 2, 14}, {8, 4, 2, 2}, {64, 16, 8, 1}, {128, 16, 8, 1}};
+    const auto group = group_of(NCCL_EP_ALGO_LOW_LATENCY, 0);
+    for (const auto& [tokens, dispatch_blocks, combine_blocks, parts] : expected) {
+        LlCommon common{};
+        common.arena = {.num_ranks = 2,
+                        .num_experts = 8,
+                        .max_tokens = 128,
+                        .row_capacity = 14336 + 512,
+                        .topk = 8,
+                        .cells_per_token = 8,
+                        .num_buffers = kNumBuffers,
+                        .ll128_tokens = 0};
+        common.offsets.experts_per_rank = 4;
+        common.offsets.num_slots = 256;
+        common.offsets.row_stride = common.arena.row_stride();
+        common.halves = kSendHalf | kReceiveHalf;
+        common.topk = 8;
+        common.num_tokens = tokens;
+        LlDispatchArgs dispatch{};
+        dispatch.common = common;
+        dispatch.row_bytes = dispatch.source_row_bytes = 14336;
+        EXPECT_EQ(plan_ll_dispatch(*group, dispatch).num_blocks, dispatch_blocks) << tokens;
+        LlCombineArgs combine{};
+        combine.common = common;
+        combine.row_bytes = combine.wire_bytes = 14336;
+        EXPECT_EQ(plan_ll_combine(*group, combine).num_blocks, combine_blocks) << tokens;
+        EXPECT_EQ(combine.segments, parts) << tokens;
+        EXPECT_TRUE(combine.own_rows_stay) << tokens;
+    }
+    GroupConfig config = group->config();
+    config.ll128 = true;  // as CROSSDOCK_LL128=1
+    EXPECT_EQ(ll128_tokens_of(group->communicator(), config), 0u);
+    group->destroy();
+}
+
+}  // namespace
+}  // namespace crossdock
