@@ -3,27 +3,14 @@
 // one file, and every GPU loads and stores in it over PCIe, so its ranks are one LSA team.
 #pragma once
 
-#include <functional>
-#include <memory>
-#include <string>
-
-#include "fabric/communicator.h"
 #include "fabric/cuda/bounded.h"
 #include "fabric/cuda/registered_memory.h"
+#include "fabric/shared_file.h"
 #include "runtime/cuda/cuda_runtime.h"
 
 namespace crossdock {
 
-// Gathers bytes of all ranks, in rank order.
-using GatherHostBytes = std::function<void(const void* own, void* all, size_t bytes)>;
-
-struct SharedHostMemory {
-    std::unique_ptr<SymmetricMemory> memory;  // null on all ranks, if one of them cannot map it
-    std::string problem;                      // then: why
-};
-
-// Collective: rank 0 makes the file, and all ranks map it and register it with CUDA. is_wanted: false on any rank makes
-// the memory null on all.
+// Collective: share_file(), whose file is registered with CUDA.
 SharedHostMemory share_host_memory(const NcclRank& self, size_t bytes, bool is_wanted, const GatherHostBytes& gather);
 
 // Gathers with NCCL's own all-gather, over whatever NCCL has between the ranks: for the ranks' first exchange, before
