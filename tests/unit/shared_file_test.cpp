@@ -63,8 +63,8 @@ class Ranks {
   private:
     // What share_file leaves behind on purpose, for LeakSanitizer.
     static std::vector<const void*>& never_freed() {
-        static std::vector<const void*> memory;
-        return memory;
+        static auto* memory = new std::vector<const void*>;
+        return *memory;
     }
 
     void share(int rank) {
