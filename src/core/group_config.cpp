@@ -27,8 +27,8 @@ constexpr uint32_t kHtFlatSms = 24;  // of dispatch, and of combine; docs/perfor
 constexpr uint32_t kHtSmsOfManyRanks = 32;
 constexpr uint32_t kFewRanks = 8;
 constexpr uint32_t kHtUpdateSms = 64;
-// In the host's memory: a few SMs fill PCIe, and reads of one line, such as what ranks wait for, take turns. 16 SMs are
-// fastest, and with 64 an operation takes five times as long.
+// In the host's memory a few SMs fill PCIe, and reads of one line, such as what ranks wait for, appear to take turns: 8
+// to 32 SMs differ by 8 %, and with 64 an operation takes five times as long (docs/performance.md).
 constexpr uint32_t kHtHostSms = 16;
 constexpr uint32_t kMostHtHostSms = 32;
 constexpr uint32_t kHtHostUpdateSms = 8;

@@ -18,7 +18,6 @@ namespace crossdock {
 namespace {
 
 constexpr size_t kPageBytes = 64 << 10;  // of every system
-constexpr size_t whole_pages(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
 // Random, at the end of the file. On another host, the same process and descriptor numbers may name another file.
 using Name = std::array<uint64_t, 2>;
@@ -39,7 +38,7 @@ struct FileLayout {
     size_t name_at;
     size_t bytes;
     FileLayout(size_t wanted_bytes, int num_ranks)
-        : piece_bytes(whole_pages(wanted_bytes)),
+        : piece_bytes(align_up(wanted_bytes, kPageBytes)),
           name_at(piece_bytes * static_cast<size_t>(num_ranks)),
           bytes(name_at + kPageBytes) {}
 };

@@ -28,8 +28,8 @@ constexpr uint32_t kShortDispatchTokens = 256;  // kFewGpuWarps are enough
 constexpr uint32_t kShortCombineTokens = 16;    // the same
 constexpr uint32_t kFewestGpuBlocks = 64;       // other ranks' rows arrive even if this rank has few tokens
 constexpr uint32_t kOverlapSms = 24;            // of a combine beside the experts' kernel, if the caller sets nothing
-// Reads of one line of the host's memory take turns, about 1 us each, and all warps of an operation read what the peers
-// say of it. So few warps are faster there.
+// Reads of one line of the host's memory appear to take turns, about 1 us each, and all warps of an operation read what
+// the peers say of it. So few warps are faster there.
 constexpr uint32_t kHostTokensPerDispatchBlock = 4;
 constexpr uint32_t kFewestHostDispatchBlocks = 4;
 constexpr uint32_t kMostHostDispatchBlocks = 16;

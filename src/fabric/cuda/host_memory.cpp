@@ -2,7 +2,6 @@
 #include "fabric/cuda/host_memory.h"
 
 #include <cstring>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -62,13 +61,8 @@ std::vector<std::byte> gather_on_device(const NcclRank& self, const std::vector<
     cudaStream_t stream = nullptr;
     check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     check_cuda(cudaMemcpyAsync(memory, own.data(), bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
-    ncclResult_t result = self.nccl->ncclAllGather(memory, memory + bytes, bytes, ncclUint8, self.comm, stream);
-    // A communicator with config.blocking = 0. The caller does not wait beyond the deadline.
-    while (result == ncclInProgress && std::chrono::steady_clock::now() < deadline) {
-        std::this_thread::sleep_for(std::chrono::microseconds(100));
-        self.nccl->check(self.nccl->ncclCommGetAsyncError(self.comm, &result), self.comm, "ncclCommGetAsyncError");
-    }
-    self.nccl->check(result, self.comm, "ncclAllGather");
+    const ncclResult_t result = self.nccl->ncclAllGather(memory, memory + bytes, bytes, ncclUint8, self.comm, stream);
+    self.nccl->complete(result, self.comm, "ncclAllGather", deadline);
     check_cuda(cudaMemcpyAsync(all.data(), memory + bytes, all.size(), cudaMemcpyDefault, stream), "cudaMemcpyAsync");
     check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     check_cuda(cudaStreamDestroy(stream), "cudaStreamDestroy");
@@ -86,7 +80,7 @@ SharedHostMemory share_host_memory(const NcclRank& self, size_t bytes, bool is_w
 
 void gather_by_nccl(const NcclRank& self, CudaRuntime& runtime, const void* own, void* all, size_t bytes,
                     const char* what, Deadline deadline) {
-    const size_t padded_bytes = (bytes + kGatheredBytes - 1) / kGatheredBytes * kGatheredBytes;
+    const size_t padded_bytes = align_up(bytes, kGatheredBytes);
     std::vector<std::byte> padded(padded_bytes);
     std::memcpy(padded.data(), own, bytes);
     // After a failure it stays, because NCCL may still use it.

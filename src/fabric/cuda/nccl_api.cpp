@@ -73,6 +73,14 @@ void NcclApi::check(ncclResult_t result, ncclComm_t comm, const char* call) cons
          has_detail ? detail : "");
 }
 
+void NcclApi::complete(ncclResult_t result, ncclComm_t comm, const char* call, Deadline deadline) const {
+    while (result == ncclInProgress && std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+        check(ncclCommGetAsyncError(comm, &result), comm, "ncclCommGetAsyncError");
+    }
+    check(result, comm, call);
+}
+
 std::string nccl_version_text(int version) {
     // Up to 2.8 the code had one digit for the minor version.
     if (version < 10000) return fmt::format("{}.{}.{}", version / 1000, version / 100 % 10, version % 100);

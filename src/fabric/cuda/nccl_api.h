@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "fabric/cuda/bounded.h"
 
 namespace crossdock {
 
@@ -42,6 +43,9 @@ struct NcclApi {
 
     // Throws NCCL's code with a message that names the call and contains NCCL's message.
     void check(ncclResult_t result, ncclComm_t comm, const char* call) const;
+    // The same when the call has completed, which one of a communicator with config.blocking = 0 does later. Throws
+    // ncclInProgress at the deadline, though NCCL may go on with the call.
+    void complete(ncclResult_t result, ncclComm_t comm, const char* call, Deadline deadline) const;
 };
 
 // Resolved at the first call: an NCCL already loaded in this process (which created the communicator), the file that

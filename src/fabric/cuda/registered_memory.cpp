@@ -2,7 +2,6 @@
 #include "fabric/cuda/registered_memory.h"
 
 #include <algorithm>
-#include <thread>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -71,13 +70,10 @@ RegisteredMemory::~RegisteredMemory() {
 
 void RegisteredMemory::map() {
     DeviceGuard guard(self_.device);
-    ncclResult_t result =
+    const ncclResult_t result =
         self_.nccl->ncclCommWindowRegister(self_.comm, allocation_, bytes, &window_, NCCL_WIN_DEFAULT);
-    while (result == ncclInProgress) {  // a communicator with config.blocking = 0
-        std::this_thread::sleep_for(std::chrono::microseconds(100));
-        self_.nccl->check(self_.nccl->ncclCommGetAsyncError(self_.comm, &result), self_.comm, "ncclCommGetAsyncError");
-    }
-    self_.nccl->check(result, self_.comm, "ncclCommWindowRegister");
+    // Without a deadline: the memory must live until NCCL has registered it.
+    self_.nccl->complete(result, self_.comm, "ncclCommWindowRegister", Deadline::max());
     require(window_ != nullptr, ncclInvalidUsage,
             "NCCL gave no window for {} bytes: it allows no symmetric memory here; do not set NCCL_CUMEM_ENABLE or "
             "NCCL_WIN_ENABLE to 0",
