@@ -22,7 +22,7 @@ struct StopProgram : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// Memory that peers can reach.
+// Memory that peers can reach. Without a handle where NCCL makes no window.
 struct Window {
     ncclWindow_t handle = nullptr;
     std::byte* memory = nullptr;

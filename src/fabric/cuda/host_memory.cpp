@@ -3,7 +3,6 @@
 
 #include <cstring>
 #include <utility>
-#include <vector>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -52,21 +51,26 @@ class HostMemory final : public SymmetricMemory {
 // NCCL's kernel reads whole words.
 constexpr size_t kGatheredBytes = 16;
 
-// memory: on the device, for the own bytes, a multiple of kGatheredBytes, and then all ranks' bytes.
-std::vector<std::byte> gather_on_device(const NcclRank& self, const std::vector<std::byte>& own, std::byte* memory,
-                                        Deadline deadline) {
+// For the own bytes, and then all ranks'.
+struct GatherMemory {
+    std::byte* device;
+    std::byte* host;  // pinned: a copy to other memory would keep the context locked until the gather ends, and another
+                      // rank's thread may have to launch its part in that context
+};
+
+// Gathers on the device and copies to the host. bytes: a multiple of kGatheredBytes.
+void gather_on_device(const NcclRank& self, const GatherMemory& memory, size_t bytes, Deadline deadline) {
     DeviceGuard guard(self.device);
-    const size_t bytes = own.size();
-    std::vector<std::byte> all(bytes * static_cast<size_t>(self.num_ranks));
+    std::byte* const gathered = memory.device + bytes;
     cudaStream_t stream = nullptr;
     check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-    check_cuda(cudaMemcpyAsync(memory, own.data(), bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
-    const ncclResult_t result = self.nccl->ncclAllGather(memory, memory + bytes, bytes, ncclUint8, self.comm, stream);
+    check_cuda(cudaMemcpyAsync(memory.device, memory.host, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
+    const ncclResult_t result = self.nccl->ncclAllGather(memory.device, gathered, bytes, ncclUint8, self.comm, stream);
     self.nccl->complete(result, self.comm, "ncclAllGather", deadline);
-    check_cuda(cudaMemcpyAsync(all.data(), memory + bytes, all.size(), cudaMemcpyDefault, stream), "cudaMemcpyAsync");
+    const size_t all_bytes = bytes * static_cast<size_t>(self.num_ranks);
+    check_cuda(cudaMemcpyAsync(memory.host + bytes, gathered, all_bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
     check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     check_cuda(cudaStreamDestroy(stream), "cudaStreamDestroy");
-    return all;
 }
 
 }  // namespace
@@ -80,22 +84,21 @@ SharedHostMemory share_host_memory(const NcclRank& self, size_t bytes, bool is_w
 
 void gather_by_nccl(const NcclRank& self, CudaRuntime& runtime, const void* own, void* all, size_t bytes,
                     const char* what, Deadline deadline) {
-    const size_t padded_bytes = align_up(bytes, kGatheredBytes);
-    std::vector<std::byte> padded(padded_bytes);
-    std::memcpy(padded.data(), own, bytes);
+    const size_t padded = align_up(bytes, kGatheredBytes);
+    const size_t memory_bytes = padded * (static_cast<size_t>(self.num_ranks) + 1);
     // After a failure it stays, because NCCL may still use it.
-    auto* memory = static_cast<std::byte*>(runtime.allocate(padded_bytes * (static_cast<size_t>(self.num_ranks) + 1)));
-    const std::vector<std::byte> gathered = run_bounded(
-        [self, memory, deadline, padded = std::move(padded)] {
-            return gather_on_device(self, padded, memory, deadline);
-        },
-        deadline,
-        fmt::format("{}: some rank did not come to NCCL's all-gather in time; its kernel waits on the GPU until the "
-                    "communicator is aborted",
+    const GatherMemory memory{static_cast<std::byte*>(runtime.allocate(memory_bytes)),
+                              static_cast<std::byte*>(runtime.allocate_host_visible(memory_bytes))};
+    std::memcpy(memory.host, own, bytes);
+    run_bounded(
+        [self, memory, padded, deadline] { gather_on_device(self, memory, padded, deadline); }, deadline,
+        fmt::format("{}: some rank did not come to NCCL's all-gather in time; its kernel waits on the GPU until "
+                    "the communicator is aborted",
                     what));
-    runtime.free(memory);
     for (size_t rank = 0; rank < static_cast<size_t>(self.num_ranks); ++rank)
-        std::memcpy(static_cast<std::byte*>(all) + rank * bytes, gathered.data() + rank * padded_bytes, bytes);
+        std::memcpy(static_cast<std::byte*>(all) + rank * bytes, memory.host + (rank + 1) * padded, bytes);
+    runtime.free(memory.device);
+    runtime.free(memory.host);
 }
 
 }  // namespace crossdock

@@ -89,8 +89,9 @@ Tensor::Tensor(ncclDataType_t type, const std::vector<size_t>& sizes, void* data
 }
 
 Tensor::Tensor(ncclDataType_t type, const std::vector<size_t>& sizes, const Buffer& buffer, Naming naming)
-    : Tensor(type, sizes, naming == Naming::kWindowOnly ? nullptr : buffer.data()) {
-    if (naming == Naming::kData) return;
+    : Tensor(type, sizes, buffer.data()) {
+    if (naming == Naming::kData || buffer.arena()->window.handle == nullptr) return;
+    if (naming == Naming::kWindowOnly) tensor_->data = nullptr;
     tensor_->win_hdl = buffer.arena()->window.handle;
     tensor_->win_offset = buffer.window_offset();
 }
