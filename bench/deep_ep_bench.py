@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import faulthandler
 import importlib
 import importlib.metadata
@@ -157,7 +158,9 @@ def gpu_here() -> str:
 
     index = torch.cuda.current_device()
     sms = torch.cuda.get_device_properties(index).multi_processor_count
-    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    number = ctypes.c_int()  # torch tells the version that it was built with
+    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    nccl = f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
     return (
         f"{torch.cuda.get_device_name(index)}, {sms} SMs, {torch.cuda.device_count()} here; CUDA {torch.version.cuda}, "
         f"NCCL {nccl}, torch {torch.__version__}"
