@@ -62,8 +62,9 @@ class RowReceiver {
                         [&](uint32_t i) { return args_.out_scales + uint64_t{slots[i]} * args_.scale_bytes; });
         }
         const auto slot = [&](uint32_t i) { return args_.out_tokens + uint64_t{slots[i]} * args_.row_bytes; };
+        const std::byte* words = nullptr;
         if constexpr (kIsElastic<Args>) {
-            copy_with_words(ctx, row, slot);
+            words = copy_with_words(ctx, row, slot);
         } else if (args_.warp_layout.consumer_stages > 0) {
             if (const RowStage::Lead lead{ctx}) copy_staged(ctx, row, slot);
         } else {
@@ -71,6 +72,10 @@ class RowReceiver {
         }
         wait_row_copies(ctx);
         if (is_leader(ctx)) ring_of(ctx, row).give_credit(ctx, operation_, args_.rows, row.packet);
+        if constexpr (kIsElastic<Args>) {
+            place_words(ctx, args_, row.peer, row.chunk * kChunkTokens + row.bit, row.number, words, slots,
+                        row.num_slots);
+        }
         ctx.warp_sync();
     }
 
@@ -93,31 +98,33 @@ class RowReceiver {
         stage.release_source(ctx);
     }
 
-    // Elastic. The same by the whole warp, which places the words while the row's first part comes.
+    // Elastic. The same by the whole warp. Returns the words behind the row, in the stage: to be placed while the
+    // stores go on, by loads that wait for nothing.
     template <typename Slot>
-    CROSSDOCK_DEVICE void copy_with_words(const Ctx& ctx, const PlannedRow& row, Slot slot) {
+    CROSSDOCK_DEVICE const std::byte* copy_with_words(const Ctx& ctx, const PlannedRow& row, Slot slot) {
         const RowStage stage = stage_of_warp(ctx, args_.warp_layout, args_.shared, 0);
         const std::byte* const packet = packet_of(ctx, row);
+        const std::byte* words = nullptr;
         if (is_leader(ctx)) ctx.fence_async_copies();
         CROSSDOCK_ROLLED
-        for (uint32_t first = 0; first < args_.row_bytes; first += args_.warp_layout.chunk_bytes) {
+        for (uint32_t first = 0; words == nullptr; first += args_.warp_layout.chunk_bytes) {
             const uint32_t left = args_.row_bytes - first;
-            const uint32_t bytes = left < args_.warp_layout.chunk_bytes ? left : args_.warp_layout.chunk_bytes;
+            const bool is_last = left <= args_.warp_layout.chunk_bytes;
+            const uint32_t bytes = is_last ? left : args_.warp_layout.chunk_bytes;
             if (const RowStage::Lead lead{ctx}) {
                 stage.wait_reusable(ctx);
-                stage.load(ctx, packet + first, bytes);
+                stage.load(ctx, packet + first, bytes, packet + args_.row_bytes, is_last ? args_.scale_bytes : 0);
             }
-            if (first == 0)
-                place_words(ctx, args_, row.peer, row.chunk * kChunkTokens + row.bit, row.number,
-                            packet + args_.row_bytes, rows_.slots(row), row.num_slots);
+            stage.wait_loaded(ctx, round_++);
+            if (is_last) words = stage.data() + bytes;
             const RowStage::Lead lead(ctx);
             if (!lead) continue;
-            stage.wait_loaded(ctx, round_++);
             CROSSDOCK_ROLLED
             for (uint32_t i = 0; i < row.num_slots; ++i) stage.store(ctx, slot(i) + first, 0, bytes);
             RowStage::end_group(ctx);
         }
         if (is_leader(ctx)) stage.release_source(ctx);
+        return words;
     }
 
     const Args& args_;

@@ -36,7 +36,7 @@ struct Target {
     uint32_t num_slots;
     bool is_direct;
     bool is_own;
-    uint32_t number;  // of own rows, among all received ones
+    uint32_t number;  // among all rows that the peer receives
     uint32_t packet;
     std::byte* rows;
     std::byte* scales;
@@ -65,7 +65,7 @@ class RowSender {
         SendStep step{claims_ ? claim_next(ctx, args_.common, operation_) : share_.first + ctx.warp_idx(), 0, 0};
         if (claims_) claimed_ = ask_next(ctx, args_.common, operation_);
         if (prefetches) load(ctx, step, 0);
-        Target target{};
+        Target target = target_of(ctx, step);
         CROSSDOCK_ROLLED
         for (uint32_t round = 0; step.token < end_; ++round) {
             ctx.enter(Phase::kDispatchStage);
@@ -74,10 +74,7 @@ class RowSender {
             if (claims_ && next.token != step.token) claimed_ = ask_next(ctx, args_.common, operation_);
             ctx.enter(Phase::kDispatchTarget);
             raise(ctx);
-            if (step.first == 0) {
-                target = target_of(ctx, step);
-                list_own_slots(ctx, step, target);
-            }
+            if (step.first == 0) wait_credit(ctx, step, target);
             const RowStage from = stage(ctx, round);
             ctx.enter(Phase::kDispatchLoad);
             from.wait_loaded(ctx, round / args_.warp_layout.producer_stages);
@@ -100,6 +97,8 @@ class RowSender {
             if (step.is_last(args_)) {
                 if (target.num_slots > 0 && !target.is_direct) flag_.set(peer_of(ctx, step), target.packet);
             }
+            // While the stores go on: a look-up is a chain of loads.
+            if (next.first == 0) target = target_of(ctx, next);
             step = next;
         }
         ctx.enter(Phase::kDispatchEnd);
@@ -176,25 +175,27 @@ class RowSender {
         return first_of_team(args_.common) + step.base + ctx.lane();
     }
 
-    // Waits for a free slot if one is needed.
+    // Where a token's row goes. Waits for nobody.
     CROSSDOCK_DEVICE Target target_of(const Ctx& ctx, const SendStep& step) {
+        if (step.token >= end_) return {};
+        Target target = target_of_lane(ctx, step);
+        list_own_slots(ctx, step, target);
+        return target;
+    }
+    CROSSDOCK_DEVICE Target target_of_lane(const Ctx& ctx, const SendStep& step) {
         const HtCommon& c = args_.common;
         const uint32_t peer = peer_of(ctx, step);
         Target target{};
-        bool exists = false;
-        uint32_t number = 0;
-        if (peer < end_of_team(c) && peer_states(ctx, args_.shared)[peer] != kAbsent) {
-            const SentRow sent = sent_row(c, peer, step.token, share_);
-            number = c.tables.bases[peer] + sent.number;
-            exists = sent.exists && travels(c, number);
-            target.is_direct = peer_states(ctx, args_.shared)[peer] == kDirect;
-            target.packet = sent.packet;
-        }
-        if (!exists) return target;
+        if (peer >= end_of_team(c) || peer_states(ctx, args_.shared)[peer] == kAbsent) return target;
+        const SentRow sent = sent_row(c, peer, step.token, share_);
+        const uint32_t number = c.tables.bases[peer] + sent.number;
+        if (!sent.exists || !travels(c, number)) return target;
         count_rows(ctx, c.reach, peer, 1, uint64_t{args_.row_bytes} + args_.scale_bytes);
+        target.is_direct = peer_states(ctx, args_.shared)[peer] == kDirect;
         target.is_own = target.is_direct && peer == c.rank;
+        target.packet = sent.packet;
+        target.number = number;
         if (target.is_own) {
-            target.number = number;
             target.rows = args_.out_tokens;
             target.scales = args_.out_scales;
             return target;
@@ -206,11 +207,16 @@ class RowSender {
                 target.scales = args_.scale_windows.at(peer, uint64_t{number} * args_.scale_bytes);
             return target;
         }
-        const LsaRing ring = LsaRing::dispatch_to(c, c.rank, peer, channel_);
-        if (!ring.wait_credit(ctx, operation_, args_.rows, target.packet)) return {};
-        target.rows = ring.packet(args_.rows, target.packet);
+        target.rows = LsaRing::dispatch_to(c, c.rank, peer, channel_).packet(args_.rows, sent.packet);
         target.scales = target.rows + args_.row_bytes;
         return target;
+    }
+
+    // Until the packet that the row goes into is free, if it goes into one. Without its receiver it goes nowhere.
+    CROSSDOCK_DEVICE void wait_credit(const Ctx& ctx, const SendStep& step, Target& target) const {
+        if (target.num_slots == 0 || target.is_direct) return;
+        const LsaRing ring = LsaRing::dispatch_to(args_.common, args_.common.rank, peer_of(ctx, step), channel_);
+        if (!ring.wait_credit(ctx, operation_, args_.rows, target.packet)) target.num_slots = 0;
     }
 
     const Args& args_;

@@ -99,7 +99,7 @@ CROSSDOCK_DEVICE bool weight_of_expert(const uint32_t* words, uint32_t topk, uin
 }
 
 // One warp. Writes the words of received row `row`, and where it comes from, to their places. slots: its places, from
-// list_slots.
+// list_slots: slots ascend with their experts, so those beyond the budget are the last ones.
 CROSSDOCK_DEVICE void place_words(const Ctx& ctx, const HtElasticDispatchArgs& args, uint32_t source, uint32_t token,
                                   uint32_t row, const std::byte* from, const uint32_t* slots, uint32_t num_slots) {
     const HtCommon& c = args.common;
@@ -113,10 +113,8 @@ CROSSDOCK_DEVICE void place_words(const Ctx& ctx, const HtElasticDispatchArgs& a
         const uint64_t at = uint64_t{row} * topk + k;
         c.tables.columns[at] = choice.exists ? static_cast<uint8_t>(choice.order) : kNoColumn;
         int32_t slot = -1;
-        if (c.expert_major && choice.exists) {
-            const uint32_t place = slot_of(c, choice.expert, source, token / kChunkTokens, token % kChunkTokens);
-            if (place < c.budget && place < elastic.rows) slot = static_cast<int32_t>(place);
-        }
+        if (c.expert_major && choice.exists && choice.order < num_slots)
+            slot = static_cast<int32_t>(slots[choice.order]);
         if (origin != nullptr) {
             int32_t* const line = origin + uint64_t{row} * (topk + 2);
             if (k == 0) {

@@ -83,8 +83,8 @@ class CombineReceive {
         CROSSDOCK_ROLLED
         for (uint32_t base = 0; base < op.c.arena.num_ranks && base < kRanksSeenAtOnce; base += kLanes) {
             const TaggedWord entry = receive.load_entry_for_lane(base);
-            // This rank may have no tokens there, and so not wait for that entry. Of two such ranks, at least the one
-            // that enters later sees the other's entry.
+            // This rank may have no tokens there, and so not wait for that entry. Of two such ranks, the one that
+            // enters later sees the other's entry, unless both enter within the time that an entry takes to arrive.
             const bool differs = op.is_of(entry) && !op.is_alike(entry);
             if (differs && op.c.scope.masking == 0) expect_agreement(ctx, op.c.scope, op, base + op.lane());
             alike |= receive.ranks_alike(base, entry);
