@@ -29,7 +29,8 @@ Result = TypeVar("Result")
 def run_threads(num_ranks: int, program: Callable[..., Result], *arguments: Any) -> list[Result]:
     """Runs program(communicator, *arguments) once per rank, each in a thread, and returns what they returned.
 
-    It waits until all programs have ended. Ctrl-C ends the waits of their calls.
+    It waits until all programs have ended. An exception of one of them ends the waits of the others' calls, and so does
+    Ctrl-C.
     If programs raise exceptions, that of the lowest rank is raised here. A RemoteError only reports the failure of
     another rank, so it is raised only if there is no other exception.
     """
@@ -44,6 +45,7 @@ def run_threads(num_ranks: int, program: Callable[..., Result], *arguments: Any)
             results[rank] = program(communicator, *arguments)
         except BaseException as failure:
             failures[rank] = failure
+            _core.end_all_waits(True)  # the others may wait for this rank
 
     threads = [threading.Thread(target=run, args=(communicator,)) for communicator in communicators]
     for thread in threads:
@@ -53,12 +55,11 @@ def run_threads(num_ranks: int, program: Callable[..., Result], *arguments: Any)
             thread.join()
     except BaseException:  # Ctrl-C, which only this thread gets
         _core.end_all_waits(True)
-        try:
-            for thread in threads:
-                thread.join()
-        finally:
-            _core.end_all_waits(False)
+        for thread in threads:
+            thread.join()
         raise
+    finally:
+        _core.end_all_waits(False)
     _raise_cause(failures)
     return results
 

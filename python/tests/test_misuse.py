@@ -426,6 +426,10 @@ def test_a_program_that_raises_is_reported() -> None:
     def program(comm: ep.Communicator) -> None:
         if comm.rank == 1:
             raise LookupError("rank 1 has no data")
+        comm.barrier()
 
+    begin = time.monotonic()
     with pytest.raises(LookupError, match="rank 1 has no data"):
         ep.run_threads(3, program)
+    assert time.monotonic() - begin < 30, "the others waited for it until their timeout"
+    assert ep.run_threads(2, lambda comm: comm.all_gather(b"x")) == [[b"x", b"x"]] * 2
