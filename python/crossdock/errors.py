@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator, Mapping
 
 
 class Error(Exception):
@@ -55,6 +57,18 @@ class RemoteError(Error, ConnectionError):
     """A rank did not join or answer in time; the group has failed."""
 
     code = 6
+
+
+@contextlib.contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors of the block have the names of its caller's arguments (the values) for those of the library (the keys)."""
+    try:
+        yield
+    except Error as error:
+        text = str(error)
+        for name, of_caller in names.items():
+            text = text.replace(name, of_caller)
+        raise type(error)(text, error.code) from None
 
 
 _BY_CODE: dict[int, type[Error]] = {

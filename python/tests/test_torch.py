@@ -449,6 +449,17 @@ def test_wrong_use() -> None:
     first = exchange.dispatch(tokens, indices, weights)
     with pytest.raises(ep.InvalidArgument, match=r"topk_weights has shape \[4, 1\], expected \[4, 2\]"):
         exchange.dispatch(tokens, indices, weights[:, :1])
+    calls: list[tuple[tuple[Any, ...], str]] = [
+        ((tokens.detach().to_sparse(), indices, weights), "tokens is of layout torch.sparse_coo, allowed: dense"),
+        ((tokens, indices, [[0.5, 0.5]]), "topk_weights is of type list, expected a torch.Tensor"),
+        ((tokens, indices.float(), weights), "topk_idx is of type torch.float32, allowed: torch.int32"),
+        ((tokens, indices, weights.double()), "topk_weights is of type torch.float64, allowed: torch.float32"),
+    ]
+    for arguments, message in calls:
+        with pytest.raises(ep.InvalidArgument, match=message):
+            exchange.dispatch(*arguments)
+    with pytest.raises(ep.InvalidArgument, match="rows is of layout torch.sparse_coo, allowed: dense"):
+        exchange.combine(first.rows.detach().to_sparse(), first)
     exchange.combine(first.rows, first)  # it is still open
     exchange.dispatch(tokens, indices, weights)
     with pytest.raises(ep.InvalidUsage, match="dispatch 0 of this exchange is too long ago, 1 came since"):
@@ -457,14 +468,16 @@ def test_wrong_use() -> None:
         ept.ExpertParallel(exchange, torch.nn.Linear(8, 2), [torch.nn.Identity()])
     with pytest.raises(ep.InvalidArgument, match="max_in_flight is 0"):
         exchange_of(comm, ep.Algorithm.LOW_LATENCY, max_in_flight=0)
-    for arguments, message in (
+    for fields, message in (
+        ({"num_topk": 9}, "num_topk is 9, allowed: at most num_experts"),
+        ({"max_tokens": 1 << 30}, "^max_tokens is 1073741824, allowed: at most"),
         ({"max_in_flight": 1.5}, "max_in_flight is 1.5, allowed: whole numbers from 1 on"),
         ({"hidden": -4}, "hidden is -4, allowed: whole numbers from 1 on"),
         ({"max_tokens": 0}, "max_tokens is 0, allowed: whole numbers from 1 on"),
         ({"recipe": 3}, "recipe is 3, expected one of crossdock.DispatchQuantizationRecipe"),
     ):
         with pytest.raises(ep.InvalidArgument, match=message):
-            exchange_of(comm, ep.Algorithm.LOW_LATENCY, **arguments)
+            exchange_of(comm, ep.Algorithm.HIGH_THROUGHPUT, **fields)
     with pytest.raises(ep.InvalidUsage, match="invariant is True, allowed: False: .* TokenSwitch"):
         exchange_of(comm, ep.Algorithm.HIGH_THROUGHPUT, invariant=True)
     with pytest.raises(ep.InvalidUsage, match="torch.distributed is not initialised"):

@@ -26,9 +26,18 @@ from crossdock._core import (
     PassDir,
 )
 from crossdock.copies import Shared
-from crossdock.errors import Error, InvalidArgument, InvalidUsage
+from crossdock.errors import Error, InvalidArgument, InvalidUsage, renamed
 from crossdock.torch import operators, quantise
 from crossdock.torch.symmetric import SymmetricMemory
+
+# An exchange's names for what the library's errors name.
+_NAMES_OF_GROUP = {
+    "config.max_dispatch_tokens_per_rank": "max_tokens",
+    "config.max_recv_tokens_per_rank": "max_rows",
+    "config.max_token_bytes": "the bytes of a row (hidden elements of dtype)",
+    "config.": "",
+}
+_NAMES_OF_CALLS = {"max_dispatch_tokens_per_rank": "max_tokens", "inputs.": ""}
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of tokens
 
@@ -170,14 +179,15 @@ class Exchange(Shared):
                 "max_recv_tokens_per_rank": max_rows or comm.num_ranks * max_tokens,
                 "num_topk": num_topk,
             } | fields
-        self.group = Group(
-            comm,
-            algorithm=algorithm,
-            num_experts=num_experts,
-            max_dispatch_tokens_per_rank=max_tokens,
-            max_token_bytes=-(-row_bytes // 16) * 16,
-            **dict[str, Any](fields),
-        )
+        with renamed(_NAMES_OF_GROUP):
+            self.group = Group(
+                comm,
+                algorithm=algorithm,
+                num_experts=num_experts,
+                max_dispatch_tokens_per_rank=max_tokens,
+                max_token_bytes=-(-row_bytes // 16) * 16,
+                **dict[str, Any](fields),
+            )
         self.rank, self.num_ranks = self.group.rank, self.group.num_ranks
         self.num_local_experts = num_experts // self.num_ranks
         self.num_rows = self.num_ranks * max_tokens if self.is_low_latency else fields["max_recv_tokens_per_rank"]
@@ -221,6 +231,7 @@ class Exchange(Shared):
 
         topk_idx is [B, K] int32 or int64, topk_weights [B, K] fp32. Tokens and topk_weights get gradients.
         """
+        operators.expect_dense(tokens=tokens, topk_idx=topk_idx, topk_weights=topk_weights)
         operators.refuse_forward_mode(tokens, topk_weights)
         rows, weights, experts, ticket = torch.ops.crossdock.dispatch(
             tokens, topk_idx, topk_weights, self.key, self.num_rows
@@ -238,6 +249,7 @@ class Exchange(Shared):
         - High throughput has no halves: the first call does everything.
         - Gradients are those of dispatch. torch.compile cannot compile this call, as it does dispatch.
         """
+        operators.expect_dense(tokens=tokens, topk_idx=topk_idx, topk_weights=topk_weights)
         operators.refuse_forward_mode(tokens, topk_weights)
         # As torch does for operators: memory is sent, which does not hold the elements if the negative bit is set.
         sent = (part.detach().resolve_neg() for part in (tokens, topk_idx, topk_weights))
@@ -249,6 +261,7 @@ class Exchange(Shared):
 
         The rows have been weighted already, and are in the places of received.rows.
         """
+        operators.expect_dense(rows=rows)
         operators.refuse_forward_mode(rows)
         result: torch.Tensor = torch.ops.crossdock.combine(rows, received.ticket, received.num_tokens, self.key)
         return result
@@ -274,7 +287,8 @@ class Exchange(Shared):
             )
         handle = self._handles[slot]
         # The routing stays as it is until the backward pass is done, whatever the caller does with its tensor.
-        handle.update(topk_idx.clone(memory_format=torch.contiguous_format))
+        with renamed(_NAMES_OF_CALLS):
+            handle.update(topk_idx.clone(memory_format=torch.contiguous_format))
         shape = self._row_shape()
         weights = tokens.new_zeros((*shape, self.num_topk), dtype=torch.float32)
         experts = tokens.new_full((*shape, self.num_topk), -1, dtype=self._id_dtype())
@@ -283,7 +297,8 @@ class Exchange(Shared):
         rows, recipe = self._bind_rows(tokens.contiguous(), slot, inputs, outputs)
         self._numbers[slot] = -1
         try:
-            handle.dispatch(inputs, outputs, send_only=is_split, quant_recipe=recipe)
+            with renamed(_NAMES_OF_CALLS):
+                handle.dispatch(inputs, outputs, send_only=is_split, quant_recipe=recipe)
         except InvalidUsage as error:
             if "send_only operations of this group are pending" not in str(error):
                 raise
@@ -410,7 +425,14 @@ class Exchange(Shared):
         # Before anything is touched: the handle's earlier dispatch may still be open.
         if tokens.dim() != 2:
             raise InvalidArgument(f"tokens has shape {list(tokens.shape)}, expected [B, H]")
-        for name, array in (("topk_idx", topk_idx), ("topk_weights", topk_weights)):
+        for name, array, dtypes in (
+            ("topk_idx", topk_idx, (torch.int32, torch.int64)),
+            ("topk_weights", topk_weights, (torch.float32,)),
+        ):
+            if array.dtype not in dtypes:
+                raise InvalidArgument(
+                    f"{name} is of type {array.dtype}, allowed: {', '.join(str(dtype) for dtype in dtypes)}"
+                )
             if list(array.shape) != [tokens.shape[0], self.num_topk]:
                 raise InvalidArgument(
                     f"{name} has shape {list(array.shape)}, expected [{tokens.shape[0]}, {self.num_topk}]: a row for "

@@ -56,6 +56,16 @@ def _served(ticket: Tensor) -> tuple[Exchange, int]:
     return _of(exchange), number
 
 
+def expect_dense(**tensors: Tensor) -> None:
+    """InvalidArgument, with the argument's name, if one is no tensor, or has its elements elsewhere."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise InvalidArgument(f"{name} is of type {type(tensor).__name__}, expected a torch.Tensor")
+        if tensor.layout != torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
+            raise InvalidArgument(f"{name} is {kind}, allowed: dense tensors")
+
+
 def refuse_forward_mode(*tensors: Tensor) -> None:
     """InvalidUsage if a tensor has a tangent of forward-mode AD, which the results would lack."""
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
