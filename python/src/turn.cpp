@@ -27,7 +27,7 @@ struct Types {
 
   private:
     Types() {
-        const nb::object events = nb::module_::import_("crossdock.deep_ep.events");
+        const nb::object events = nb::module_::import_("crossdock.deep_ep.utils.event");
         overlap = events.attr("EventOverlap");
         handle = events.attr("EventHandle");
     }

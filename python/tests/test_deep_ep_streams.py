@@ -11,8 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
-from crossdock.deep_ep import events, streams  # noqa: E402
-from crossdock.deep_ep.events import EventHandle, EventOverlap  # noqa: E402
+from crossdock.deep_ep import streams  # noqa: E402
+from crossdock.deep_ep.utils import event as events  # noqa: E402
+from crossdock.deep_ep.utils.event import EventHandle, EventOverlap  # noqa: E402
 
 DEVICE = torch.device("cuda", 0)
 

@@ -16,16 +16,16 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(message, name=error.name) from error
 
 from crossdock.deep_ep import buffers, utils
-from crossdock.deep_ep.checks import topk_idx_t
-from crossdock.deep_ep.config import Config
-from crossdock.deep_ep.elastic import (
+from crossdock.deep_ep.buffers.elastic import (
     ElasticBuffer,
     EPHandle,
     get_logical_domain_size,
     get_physical_domain_size,
 )
-from crossdock.deep_ep.events import EventHandle, EventOverlap
-from crossdock.deep_ep.legacy import Buffer
+from crossdock.deep_ep.buffers.legacy import Buffer
+from crossdock.deep_ep.checks import topk_idx_t
+from crossdock.deep_ep.config import Config
+from crossdock.deep_ep.utils.event import EventHandle, EventOverlap
 from crossdock.launcher.as_deep_ep import VERSION
 
 __version__ = VERSION

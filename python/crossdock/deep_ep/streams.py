@@ -10,8 +10,8 @@ import torch
 
 from crossdock._core import ElasticLease, Kept, SideStream, no_event, order_streams
 from crossdock.deep_ep.errors import require_state
-from crossdock.deep_ep.events import EventHandle, EventOverlap, current_stream, handle_of
 from crossdock.deep_ep.handles import EPHandle
+from crossdock.deep_ep.utils.event import EventHandle, EventOverlap, current_stream, handle_of
 
 Event = EventHandle | EventOverlap | None
 Result = TypeVar("Result")

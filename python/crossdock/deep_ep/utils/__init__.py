@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from crossdock.deep_ep.events import EventHandle, EventOverlap
 from crossdock.deep_ep.utils import envs, event, gate, math, refs, testing
+from crossdock.deep_ep.utils.event import EventHandle, EventOverlap
 
 __all__ = [
     "EventHandle",
