@@ -2,14 +2,15 @@
 #include "deep_ep_calls.h"
 
 #include <algorithm>
-#include <cstring>
+#include <iterator>
+#include <utility>
 
 #include "collected.h"
 #include "configs.h"
 #include "handle.h"
 #include "routing.h"
 #include "stream.h"
-#include "torch_view.h"
+#include "strided.h"
 #include "turn.h"
 
 namespace nb = nanobind;
@@ -149,14 +150,12 @@ class Receive {
     cudaStream_t stream_;
 };
 
-nb::object receive_half(const nb::object& lease, const Handle& handle, bool is_split) {
-    return is_split ? nb::cast(Receive(lease, handle.latest_stream())) : nb::none();
-}
-
-// Ends a call of a handle, whose arrays stay as long as the library reads them.
-void end_call(LowLatencyLease& lease, Handle& handle, const LowLatencyForm& form, bool is_split) {
+// Ends a call of a handle, whose arrays stay as long as the library reads them: the receive half, if there is one.
+nb::object end_call(const nb::object& object, LowLatencyLease& lease, Handle& handle, bool is_split) {
     lease.is_pending = is_split;
-    if (!is_split && !form.is_cpu) handle.forget_arrays();
+    if (is_split) return nb::cast(Receive(object, handle.latest_stream()));
+    if (!handle.is_of_cpus()) handle.forget_arrays();
+    return nb::none();
 }
 
 nb::object dispatch_along(nb::handle object, nb::handle x, nb::handle topk_idx, bool is_split, const Turn& turn) {
@@ -178,14 +177,14 @@ nb::object dispatch_along(nb::handle object, nb::handle x, nb::handle topk_idx, 
     auto& handle = nb::cast<Handle&>(lease.taken);
     route_and_dispatch(handle, topk_idx, x, rows, counts, scales, form.transposed_scales, is_split, form.round_scales,
                        turn.stream());
-    end_call(lease, handle, form, is_split);
+    const nb::object receive = end_call(made, lease, handle, is_split);
     const nb::object received = scales.is_none() ? rows : nb::object(nb::make_tuple(rows, scales));
     PyObject* numbers = form.numbers.ptr();
     const nb::object sent =
         tuple_of_type(types.handle, made, made, nb::handle(PyTuple_GET_ITEM(numbers, 0)),
                       nb::handle(PyTuple_GET_ITEM(numbers, 1)), nb::handle(PyTuple_GET_ITEM(numbers, 2)));
     const nb::object event = turn.end({x, topk_idx, rows, counts, scales}, is_captured);
-    return nb::make_tuple(received, counts, sent, event, receive_half(made, handle, is_split));
+    return nb::make_tuple(received, counts, sent, event, receive);
 }
 
 nb::object dispatch(const Forms& forms, nb::handle x, nb::handle topk_idx, nb::handle max_tokens,
@@ -204,16 +203,30 @@ nb::object dispatch(const Forms& forms, nb::handle x, nb::handle topk_idx, nb::h
 
 bool is_same_memory(nb::handle one, nb::handle other) {
     if (one.is(other)) return true;
-    nb::dlpack::dltensor a, b;
-    if (!view_torch(one, a) || !view_torch(other, b)) return false;
-    return a.data == b.data && a.ndim == b.ndim && std::memcmp(&a.dtype, &b.dtype, sizeof(a.dtype)) == 0 &&
-           a.strides != nullptr && b.strides != nullptr && std::equal(a.shape, a.shape + a.ndim, b.shape) &&
-           std::equal(a.strides, a.strides + a.ndim, b.strides);
+    Strided a, b;
+    return strided_from(one, a) && strided_from(other, b) && a.data == b.data && a.type == b.type &&
+           a.num_dimensions == b.num_dimensions && std::equal(a.shape, std::end(a.shape), b.shape) &&
+           std::equal(a.strides, std::end(a.strides), b.strides);
 }
 
 bool is_dense(nb::handle tensor) {
-    nb::dlpack::dltensor view;
-    return view_torch(tensor, view) && is_contiguous(view);
+    Strided found;
+    return strided_from(tensor, found) && found.is_dense();
+}
+
+// (sums, the receive half), of arguments that are right. ids: what the combine goes by.
+std::pair<nb::object, nb::object> combine_along(const nb::object& object, LowLatencyLease& lease,
+                                                const LowLatencyForm& form, nb::handle x, nb::handle ids,
+                                                nb::handle topk_weights, nb::handle out, bool is_split,
+                                                nb::handle stream) {
+    auto& handle = nb::cast<Handle&>(lease.taken);
+    const nb::object sums = out.is_none() ? nb::cast<const TensorMaker&>(form.sums).make() : nb::borrow(out);
+    if (!lease.bound.is(ids)) {
+        handle.rebind(ids);
+        lease.bound = nb::borrow(ids);
+    }
+    combine_weighted(handle, x, topk_weights, sums, is_split, stream);
+    return {sums, end_call(object, lease, handle, is_split)};
 }
 
 nb::object combine(nb::handle pools, nb::handle x, nb::handle topk_idx, nb::handle topk_weights, nb::handle sent,
@@ -228,21 +241,23 @@ nb::object combine(nb::handle pools, nb::handle x, nb::handle topk_idx, nb::hand
     expect_python(is_own >= 0);
     const nb::handle none = Py_None;
     const bool is_known = is_own == 1 && form.combines.look_up({x, topk_idx, topk_weights, out, none}).is_valid();
-    if (!is_known || lease.is_pending || !lease.bound.is(lease.topk_idx) || !is_same_memory(topk_idx, lease.topk_idx) ||
-        version_of(topk_idx) != lease.version || !is_dense(topk_weights)) {
+    if (!is_known || lease.is_pending || !lease.is_as_dispatched(topk_idx) || !is_dense(topk_weights) ||
+        !nb::cast<const Handle&>(lease.taken).is_usable()) {
         return nb::none();
     }
-    auto& handle = nb::cast<Handle&>(lease.taken);
     Turn turn(stream);
-    if (!handle.is_usable() || !turn.begin()) return nb::none();
-    const nb::object sums = out.is_none() ? nb::cast<const TensorMaker&>(form.sums).make() : nb::borrow(out);
-    combine_weighted(handle, x, topk_weights, sums, is_split, turn.stream());
-    end_call(lease, handle, form, is_split);
+    if (!turn.begin()) return nb::none();
+    const auto [sums, receive] =
+        combine_along(made, lease, form, x, lease.topk_idx, topk_weights, out, is_split, turn.stream());
     const nb::object event = turn.end({x, topk_idx, topk_weights, sums}, turn.has_streams() && is_capturing());
-    return nb::make_tuple(sums, event, receive_half(made, handle, is_split));
+    return nb::make_tuple(sums, event, receive);
 }
 
 }  // namespace
+
+bool LowLatencyLease::is_as_dispatched(nb::handle ids) const {
+    return is_same_memory(ids, topk_idx) && version_of(ids) == version;
+}
 
 int LowLatencyForm::visit(visitproc visit, void* arg) const {
     for (const nb::object* held : {&pool, &free, &numbers, &counts, &rows, &scales, &sums}) Py_VISIT(held->ptr());
@@ -292,9 +307,6 @@ void bind_deep_ep_calls(nb::module_& module) {
         .def_ro("max_tokens", &LowLatencyForm::max_tokens)
         .def_ro("num_experts", &LowLatencyForm::num_experts)
         .def_prop_ro(
-            "make_sums", [](const LowLatencyForm& form) { return form.sums; },
-            nb::for_getter(nb::sig("def make_sums(self) -> TensorMaker")))
-        .def_prop_ro(
             "combines", [](LowLatencyForm& form) { return &form.combines; }, nb::rv_policy::reference_internal)
         .def(
             "dispatch",
@@ -311,16 +323,31 @@ void bind_deep_ep_calls(nb::module_& module) {
         .def_ro("form", &LowLatencyLease::form, nb::for_getter(nb::sig("def form(self) -> typing.Any")))
         .def_ro("taken", &LowLatencyLease::taken, nb::for_getter(nb::sig("def taken(self) -> Handle")))
         .def_ro("topk_idx", &LowLatencyLease::topk_idx, nb::for_getter(nb::sig("def topk_idx(self) -> typing.Any")))
-        .def_rw("bound", &LowLatencyLease::bound, nb::for_getter(nb::sig("def bound(self) -> typing.Any")),
-                nb::for_setter(nb::sig("def bound(self, value: typing.Any) -> None")))
         .def_rw("combine_buffer", &LowLatencyLease::combine_buffer, nb::arg().none(),
                 nb::for_getter(nb::sig("def combine_buffer(self) -> typing.Any")),
                 nb::for_setter(nb::sig("def combine_buffer(self, value: typing.Any) -> None")))
         .def_rw("sources", &LowLatencyLease::sources, nb::arg().none(),
                 nb::for_getter(nb::sig("def sources(self) -> typing.Any")),
                 nb::for_setter(nb::sig("def sources(self, value: typing.Any) -> None")))
-        .def_ro("version", &LowLatencyLease::version)
-        .def_rw("is_pending", &LowLatencyLease::is_pending);
+        .def_ro("is_pending", &LowLatencyLease::is_pending)
+        .def("is_as_dispatched", &LowLatencyLease::is_as_dispatched, "topk_idx"_a,
+             nb::sig("def is_as_dispatched(self, topk_idx: object) -> bool"),
+             "Whether it is the tensor of the dispatch, and torch knows of no change since.")
+        .def(
+            "combine",
+            [](nb::handle self, nb::handle x, nb::handle topk_idx, nb::handle topk_weights, nb::handle out,
+               bool is_split) {
+                auto& lease = nb::cast<LowLatencyLease&>(self);
+                const nb::object form = lease.form;
+                const auto [sums, receive] =
+                    combine_along(nb::borrow(self), lease, nb::cast<const LowLatencyForm&>(form), x, topk_idx,
+                                  topk_weights, out, is_split, nb::none());
+                return nb::make_tuple(sums, receive);
+            },
+            "x"_a, "topk_idx"_a, "topk_weights"_a, "out"_a.none(), "is_split"_a,
+            nb::sig("def combine(self, x: object, topk_idx: object, topk_weights: object, out: object, is_split: "
+                    "bool) -> tuple[typing.Any, typing.Any]"),
+            "By topk_idx: as dispatched, or -1 where a choice is left out. (sums, the receive half if is_split).");
 
     nb::class_<Receive>(module, "Receive", nb::type_slots(collected<Receive>()), "The receive half of an operation.")
         .def("__call__", &Receive::run);
@@ -334,13 +361,6 @@ void bind_deep_ep_calls(nb::module_& module) {
         "Low latency, expert-major: update and dispatch in one call, to FP8 where scales is not None; counters: "
         "LayoutInfo's expert_counters. transposed_scales: scales [L, R*M, H / 128] lie in memory as a dense [L, H / "
         "128, R*M] does, for groups of api_version 1.");
-    module.def("version_of", &version_of, "tensor"_a,
-               "How many changes torch has counted of a tensor's memory; -1: it does not count them.");
-    module.def("combine_weighted", &combine_weighted, "handle"_a, "rows"_a, "topk_weights"_a, "tokens"_a, "send_only"_a,
-               "stream"_a.none() = nb::none(),
-               nb::sig("def combine_weighted(handle: Handle, rows: object, topk_weights: object, tokens: object, "
-                       "send_only: bool, stream: object = None) -> None"),
-               "Low latency, expert-major: combine of rows into tokens.");
     module.def("forget_arrays", &Handle::forget_arrays, "handle"_a,
                nb::sig("def forget_arrays(handle: Handle) -> None"),
                "Lets go of the arrays of earlier calls, which on GPUs are kept until the next call. For callers who "

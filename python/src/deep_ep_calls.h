@@ -43,6 +43,8 @@ struct LowLatencyLease {
     bool is_pending = false;
 
     ~LowLatencyLease() { clear(); }
+    // Whether it is the tensor of the dispatch, and torch knows of no change since.
+    bool is_as_dispatched(nanobind::handle ids) const;
     int visit(visitproc visit, void* arg) const;
     void clear();
 };

@@ -21,10 +21,7 @@ from crossdock._core import (
     PairMaker,
     PieceMaker,
     TensorMaker,
-    combine_weighted,
-    forget_arrays,
     most_rows_of_expert,
-    version_of,
 )
 from crossdock.deep_ep.checks import (
     ID_TYPES,
@@ -148,21 +145,6 @@ class RoundTrip(LowLatencyLease):
         self.handle.routing(ids)
         return ids
 
-    def is_as_dispatched(self, topk_idx: torch.Tensor) -> bool:
-        """Whether it is the tensor of the dispatch, and torch knows of no change since."""
-        return is_same_memory(topk_idx, self.topk_idx) and version_of(topk_idx) == self.version
-
-    def bind(self, topk_idx: torch.Tensor) -> None:
-        """Combines go by topk_idx from now on: as dispatched, or -1 where a choice is left out."""
-        if topk_idx is not self.bound:
-            self.handle.rebind(topk_idx)
-            self.bound = topk_idx
-
-    def forget(self) -> None:
-        """Lets go of tensors that finished calls have used; torch knows by streams when their memory is free."""
-        if not self.form.is_cpu:  # CPUs keep none
-            forget_arrays(self.handle)
-
 
 class LowLatencyHandle(LazyTuple):
     """What a low-latency dispatch returns: (src_info, layout_range, M, H, E).
@@ -189,7 +171,7 @@ class LowLatency:
     def __init__(self, ranks: Ranks, enable_masks: bool) -> None:
         self.ranks = ranks
         self.enable_masks = enable_masks
-        self._sizes: dict[tuple[str, int, int, int], tuple[PooledGroup, int]] = {}  # and the elements of its rows
+        self._by_size: dict[tuple[str, int, int, int], PooledGroup] = {}
         self.pools: list[PooledGroup] = []
         self._masked = [False] * ranks.size
         self.forms = Forms()  # of dispatches
@@ -198,9 +180,9 @@ class LowLatency:
     def pool(self, device: torch.device, max_tokens: int, hidden: int, num_experts: int) -> PooledGroup:
         """The group for operations of this shape; collective where it has to be made."""
         key = (device.type, device.index or 0, max_tokens, num_experts)
-        size = self._sizes.get(key)
-        if size is not None and hidden <= size[1]:
-            return size[0]
+        pool = self._by_size.get(key)
+        if pool is not None and 2 * hidden <= pool.row_bytes:
+            return pool
         call = f"num_max_dispatch_tokens_per_rank {max_tokens}, hidden {hidden} and num_experts {num_experts}"
         try:
             pool = PooledGroup(
@@ -226,7 +208,7 @@ class LowLatency:
         self.pools.append(pool)
         if any(self._masked):
             pool.group.mask_update([not masked for masked in self._masked])
-        self._sizes[key] = pool, hidden
+        self._by_size[key] = pool
         self.forms.clear()  # shorter rows are for this group, too, on all ranks
         return pool
 
@@ -294,7 +276,7 @@ class LowLatency:
                     f"num_max_dispatch_tokens_per_rank ({max_tokens}) times, for which recv_x has room"
                 )
         recv_x, counts, handle, _, receive = form.dispatch(x, topk_idx, is_split)
-        round_trip, exponents, powers = handle.round_trip, None, None
+        exponents, powers = None, None
         if form.packed_scales:
             local, slots, num_scales = recv_x[1].shape
             sizes, strides = (local, slots, num_scales // 4), (slots * num_scales // 4, 1, slots)
@@ -302,7 +284,7 @@ class LowLatency:
             powers, recv_x = recv_x[1], (recv_x[0], exponents)
 
         def finish() -> None:
-            self._receive(round_trip, is_split, waiting)
+            self._receive(receive, waiting)
             if exponents is not None and powers is not None:
                 exponents.copy_((powers.view(torch.int32) >> 23).to(torch.uint8).view(torch.int32))
             if statistics is not None:
@@ -419,32 +401,28 @@ class LowLatency:
         if form.combines.find(x, *given) is None:
             _check_combine(form, x, *given, self.ranks.size)
             form.combines.keep(True, x, *given)
-        if out is None:
-            out = form.make_sums()
         ids = round_trip.topk_idx
         if not round_trip.is_as_dispatched(topk_idx):
             ids, topk_weights = as_dispatched(round_trip.dispatched(), topk_idx, topk_weights)
-        round_trip.bind(ids)
         try:
             if signals is not None:
                 signals.apply(round_trip.handle, form.shape, form.device)
-            combine_weighted(round_trip.handle, x, topk_weights.contiguous(), out, is_split)
+            sums, receive = round_trip.combine(x, ids, topk_weights.contiguous(), out, is_split)
         finally:
             if signals is not None:
                 signals.end(round_trip.handle)
-        round_trip.is_pending = is_split
+        if waiting is None:
+            return sums, receive
         if is_split:
-            return out, on_this_stream(form.device, partial(self._receive, round_trip, True, waiting))
-        self._receive(round_trip, False, waiting)
-        return out, None
+            return sums, partial(self._receive, receive, waiting)
+        self._receive(receive, waiting)
+        return sums, None
 
-    def _receive(self, round_trip: RoundTrip, is_split: bool, waiting: torch.Tensor | None) -> None:
-        """The receive half. On CPUs its time, in nanoseconds, is added to waiting for all other ranks."""
+    def _receive(self, receive: Finish | None, waiting: torch.Tensor | None) -> None:
+        """The receive half, if there is one. On CPUs its time, in nanoseconds, is added to waiting for all others."""
         begin = time.perf_counter_ns()
-        if is_split:
-            round_trip.handle.complete()
-            round_trip.is_pending = False
-        round_trip.forget()
+        if receive is not None:
+            receive()
         if waiting is not None and waiting.is_cpu:
             elapsed, rank = time.perf_counter_ns() - begin, self.ranks.rank
             own = waiting if waiting.dim() == 1 else waiting[rank]
@@ -471,16 +449,11 @@ class LowLatency:
     def close(self) -> None:
         for pool in self.pools:
             pool.close()
-        self.pools, self._sizes = [], {}
+        self.pools, self._by_size = [], {}
         self.forms.clear()
         for pair in self._pairs.values():
             pair.clear()  # handles that are left have them
         self._pairs.clear()
-
-
-def is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Of two tensors of the same shape."""
-    return a is b or (a.data_ptr() == b.data_ptr() and a.dtype == b.dtype and a.stride() == b.stride())
 
 
 def as_dispatched(
