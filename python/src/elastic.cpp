@@ -2,13 +2,16 @@
 #include "elastic.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <optional>
 
 #include "collected.h"
 #include "configs.h"
+#include "error.h"
 #include "handle.h"
 #include "stream.h"
+#include "strided.h"
 #include "torch_maker.h"
-#include "torch_view.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -16,29 +19,19 @@ using namespace nb::literals;
 namespace crossdock::python {
 namespace {
 
-// A tensor of two dimensions.
-struct Matrix {
-    void* data;
-    int64_t sizes[2], strides[2];
-    int device;  // -1: the host
+Strided strided_of(nb::handle tensor) {
+    Strided found;
+    if (!strided_from(tensor, found))
+        invalid_argument("a tensor is " + shown_tensor(tensor) + ", expected [rows, columns]");
+    return found;
+}
 
-    static Matrix of(nb::handle tensor) {
-        nb::dlpack::dltensor found;
-        if (view_torch(tensor, found) && found.ndim == 2) {
-            Matrix view{found.data, {found.shape[0], found.shape[1]}, {found.shape[1], 1}, -1};
-            if (found.strides != nullptr) std::copy_n(found.strides, 2, view.strides);
-            if (is_on_cuda(found)) view.device = found.device.device_id;
-            return view;
-        }
-        const auto number = [&](nb::handle tuple, int at) { return nb::cast<int64_t>(tuple[at]); };
-        const nb::object sizes = tensor.attr("shape"), strides = tensor.attr("stride")();
-        const bool is_host = nb::cast<bool>(tensor.attr("is_cpu"));
-        return {torch_address(tensor),
-                {number(sizes, 0), number(sizes, 1)},
-                {number(strides, 0), number(strides, 1)},
-                is_host ? -1 : nb::cast<int>(tensor.attr("get_device")())};
-    }
-};
+// Itself, or else a dense copy; None stays.
+nb::object dense(nb::handle tensor) {
+    Strided found;
+    if (tensor.is_none() || (strided_from(tensor, found) && found.is_dense())) return nb::borrow(tensor);
+    return tensor.attr("contiguous")();
+}
 
 // Makes tensors of the type and on the device of another one.
 struct Alike {
@@ -65,11 +58,11 @@ struct Alike {
 // Adds scales of any strides.
 ncclEpTensor_t* add_scales(CallArrays& arrays, nb::handle scales, const char* name, int64_t (&strides)[2]) {
     if (scales.is_none()) return nullptr;
-    const Matrix view = Matrix::of(scales);
+    const Strided view = strided_of(scales);
     std::copy_n(view.strides, 2, strides);
     Array array;
     array.set_memory(view.data, ncclInt32, view.device < 0 ? Place::kHost : Place::kCuda, view.device, true);
-    const size_t sizes[] = {static_cast<size_t>(view.sizes[0]), static_cast<size_t>(view.sizes[1])};
+    const size_t sizes[] = {static_cast<size_t>(view.shape[0]), static_cast<size_t>(view.shape[1])};
     array.set_shape(sizes, 2);
     array.keep(scales);
     return arrays.add_described(std::move(array), name);
@@ -78,6 +71,8 @@ ncclEpTensor_t* add_scales(CallArrays& arrays, nb::handle scales, const char* na
 // The outputs of a dispatch that differ from call to call along one routing.
 struct Received {
     nb::object rows, scales = nb::none(), ids = nb::none(), weights = nb::none();
+
+    nb::object x() const { return scales.is_none() ? rows : nb::object(nb::make_tuple(rows, scales)); }
 };
 
 struct DispatchCall {
@@ -86,10 +81,10 @@ struct DispatchCall {
     bool zero_padding, column_major;
 
     Received make_outputs(int64_t num_rows, nb::handle topk_idx, int device) const {
-        Received made{Alike::of(x, device).make(num_rows, Matrix::of(x).sizes[1])};
+        Received made{Alike::of(x, device).make(num_rows, strided_of(x).shape[1])};
         if (!scales.is_none()) {
             const Alike kind = Alike::of(scales, device);
-            const int64_t columns = Matrix::of(scales).sizes[1];
+            const int64_t columns = strided_of(scales).shape[1];
             made.scales = column_major ? kind.make_by_column(num_rows, columns) : kind.make(num_rows, columns);
         }
         if (!plan.by_expert) made.ids = Alike::of(topk_idx, device).make(num_rows, plan.num_topk);
@@ -129,20 +124,21 @@ void take_handle(const ElasticPlan& plan, ElasticLease& lease, bool is_captured)
     lease.free = found[1];
 }
 
-nb::object elastic_dispatch(nb::handle plan_object, nb::handle x, nb::handle scales, nb::handle topk_idx,
-                            nb::handle topk_weights, nb::handle statistics, int64_t num_rows, int64_t num_sources,
+nb::object elastic_dispatch(nb::handle plan_object, nb::handle x, nb::handle scales, nb::handle routed_by,
+                            nb::handle weighted_by, nb::handle statistics, int64_t num_rows, int64_t num_sources,
                             unsigned int num_sms, unsigned int tag, bool copies_topk_idx, bool zero_padding,
                             bool column_major) {
-    const auto& plan = nb::cast<const ElasticPlan&>(plan_object);
-    const Matrix ids = Matrix::of(topk_idx);
+    auto& plan = nb::cast<ElasticPlan&>(plan_object);
+    const nb::object topk_idx = dense(routed_by), topk_weights = dense(weighted_by);
+    const Strided ids = strided_of(topk_idx);
     const int device = ids.device;
     const bool is_captured = device >= 0 && is_capturing();
     nb::object lease_object = nb::inst_alloc(nb::type<ElasticLease>());
     auto& lease = *new (nb::inst_ptr<ElasticLease>(lease_object)) ElasticLease;
     nb::inst_mark_ready(lease_object);
     lease.plan = nb::borrow(plan_object);
-    lease.topk_idx = nb::borrow(topk_idx);
-    lease.num_tokens = ids.sizes[0];
+    lease.topk_idx = topk_idx;
+    lease.num_tokens = ids.shape[0];
     lease.num_rows = num_rows;
     take_handle(plan, lease, is_captured);
     auto& handle = nb::cast<Handle&>(lease.taken);
@@ -150,16 +146,16 @@ nb::object elastic_dispatch(nb::handle plan_object, nb::handle x, nb::handle sca
 
     const DispatchCall call_of{plan, x, scales, topk_weights, statistics, zero_padding, column_major};
     const Received received = call_of.make_outputs(num_rows, topk_idx, device);
-    const Alike int32{nb::borrow(torch_int32()), nb::borrow(topk_idx), device};
+    const Alike int32{nb::borrow(torch_int32()), topk_idx, device};
     const nb::object sources = int32.make(num_sources, plan.num_topk + 2);
-    const nb::object rank_ends = nb::cast<PieceMaker&>(plan.of_ranks).make(is_captured);
-    const nb::object expert_counts = nb::cast<PieceMaker&>(plan.of_experts).make(is_captured);
-    const nb::object expert_ends = nb::cast<PieceMaker&>(plan.of_experts).make(is_captured);
-    nb::object kept = nb::borrow(topk_idx);
+    const nb::object rank_ends = plan.of_ranks.make(is_captured);
+    const nb::object expert_counts = plan.of_experts.make(is_captured);
+    const nb::object expert_ends = plan.of_experts.make(is_captured);
+    nb::object kept = topk_idx;
     // High throughput keeps what it needs itself.
     const bool is_copied_by_kernel = copies_topk_idx && plan.is_low_latency;
     if (is_copied_by_kernel) {
-        kept = Alike::of(topk_idx, device).make(ids.sizes[0], ids.sizes[1]);
+        kept = Alike::of(topk_idx, device).make(ids.shape[0], ids.shape[1]);
     } else if (copies_topk_idx) {
         kept = topk_idx.attr("clone")();
     }
@@ -184,20 +180,31 @@ nb::object elastic_dispatch(nb::handle plan_object, nb::handle x, nb::handle sca
     });
     lease.topk_idx = kept;
     handle.forget_arrays();
-    return nb::make_tuple(received.rows, received.scales, received.ids, received.weights, lease_object, kept, sources,
-                          rank_ends, expert_counts, expert_ends);
+    return nb::make_tuple(received.x(), received.ids, received.weights, lease_object, kept, sources, rank_ends,
+                          expert_counts, expert_ends);
 }
 
-nb::object elastic_dispatch_again(nb::handle lease_object, nb::handle x, nb::handle scales, nb::handle topk_weights,
-                                  nb::handle statistics, unsigned int num_sms, unsigned int tag, bool zero_padding,
-                                  bool column_major) {
+// A tag that was given, or what the form of a call says; nullopt: Python has to look at the call.
+std::optional<unsigned int> tag_of(nb::handle given, const Forms& forms, std::initializer_list<nb::handle> arguments) {
+    const nb::handle tag = given.is_none() ? forms.look_up(arguments) : given;
+    if (!tag.is_valid() || !PyLong_Check(tag.ptr())) return std::nullopt;
+    return nb::cast<unsigned int>(tag);
+}
+
+nb::object elastic_dispatch_again(nb::handle lease_object, nb::handle x, nb::handle scales, nb::handle weighted_by,
+                                  nb::handle statistics, unsigned int num_sms, bool zero_padding, bool column_major,
+                                  nb::handle given_tag) {
     const auto& lease = nb::cast<const ElasticLease&>(lease_object);
     const auto& plan = nb::cast<const ElasticPlan&>(lease.plan);
+    const auto tag =
+        tag_of(given_tag, plan.repetitions, {x, scales, weighted_by, statistics, nb::int_(lease.num_tokens)});
+    if (!tag) return nb::none();
     auto& handle = nb::cast<Handle&>(lease.taken);
-    handle.set_tag(tag);
+    handle.set_tag(*tag);
     if (!plan.is_low_latency) handle.set_sms(num_sms);
+    const nb::object topk_weights = dense(weighted_by);
     const DispatchCall call_of{plan, x, scales, topk_weights, statistics, zero_padding, column_major};
-    const Received received = call_of.make_outputs(lease.num_rows, lease.topk_idx, Matrix::of(x).device);
+    const Received received = call_of.make_outputs(lease.num_rows, lease.topk_idx, strided_of(x).device);
     CallArrays arrays(handle.is_of_cpus());
     auto call = make_struct<crossdockElasticDispatch_t>();
     call_of.describe(arrays, received, call);
@@ -205,19 +212,24 @@ nb::object elastic_dispatch_again(nb::handle lease_object, nb::handle x, nb::han
     handle.run_dispatch(arrays, false, where,
                         [&](ncclEpHandle_t own) { check(crossdockElasticDispatch(own, &call, where)); });
     handle.forget_arrays();
-    return nb::make_tuple(received.rows, received.scales, received.ids, received.weights);
+    return nb::make_tuple(received.x(), received.ids, received.weights);
 }
 
-nb::object elastic_combine(nb::handle lease_object, nb::handle x, nb::handle topk_weights, nb::handle bias,
-                           nb::handle bias2, unsigned int num_sms, unsigned int tag) {
+nb::object elastic_combine(nb::handle lease_object, nb::handle x, nb::handle weighted_by, nb::handle first_bias,
+                           nb::handle second_bias, unsigned int num_sms, bool weights_follow, nb::handle given_tag) {
     const auto& lease = nb::cast<const ElasticLease&>(lease_object);
     const auto& plan = nb::cast<const ElasticPlan&>(lease.plan);
+    const auto tag = tag_of(given_tag, plan.combines,
+                            {x, weighted_by, first_bias, second_bias, nb::handle(weights_follow ? Py_True : Py_False),
+                             nb::int_(lease.num_rows), nb::int_(lease.num_tokens)});
+    if (!tag) return nb::none();
     auto& handle = nb::cast<Handle&>(lease.taken);
-    handle.set_tag(tag);
+    handle.set_tag(*tag);
     if (!plan.is_low_latency) handle.set_sms(num_sms);
-    const Matrix rows = Matrix::of(x);
+    const nb::object topk_weights = dense(weighted_by), bias = dense(first_bias), bias2 = dense(second_bias);
+    const Strided rows = strided_of(x);
     const int device = rows.device;
-    const nb::object sums = Alike::of(x, device).make(lease.num_tokens, rows.sizes[1]);
+    const nb::object sums = Alike::of(x, device).make(lease.num_tokens, rows.shape[1]);
     nb::object weights = nb::none();
     if (!topk_weights.is_none()) weights = Alike::of(topk_weights, device).make(lease.num_tokens, plan.num_topk);
     CallArrays arrays(handle.is_of_cpus());
@@ -238,12 +250,20 @@ nb::object elastic_combine(nb::handle lease_object, nb::handle x, nb::handle top
 }  // namespace
 
 int ElasticPlan::visit(visitproc visit, void* arg) const {
-    for (const nb::object* held : {&pool, &free, &of_ranks, &of_experts}) Py_VISIT(held->ptr());
-    return 0;
+    for (const nb::object* held : {&pool, &free}) Py_VISIT(held->ptr());
+    for (const PieceMaker* maker : {&of_ranks, &of_experts}) {
+        if (const int found = maker->visit(visit, arg); found != 0) return found;
+    }
+    const int found = repetitions.visit(visit, arg);
+    return found != 0 ? found : combines.visit(visit, arg);
 }
 
 void ElasticPlan::clear() {
-    for (nb::object* held : {&pool, &free, &of_ranks, &of_experts}) held->reset();
+    for (nb::object* held : {&pool, &free}) held->reset();
+    of_ranks.clear();
+    of_experts.clear();
+    repetitions.clear();
+    combines.clear();
 }
 
 int ElasticLease::visit(visitproc visit, void* arg) const {
@@ -263,19 +283,26 @@ void bind_elastic(nb::module_& module) {
                             "What the dispatches of one kind share.")
         .def(
             "__init__",
-            [](ElasticPlan* self, nb::object pool, nb::object free, bool is_low_latency, int num_topk,
-               unsigned int alignment, unsigned int origin_stride, bool by_expert, bool own_weights,
-               nb::object of_ranks, nb::object of_experts) {
-                new (self) ElasticPlan{pool,          free,      is_low_latency, num_topk, alignment,
-                                       origin_stride, by_expert, own_weights,    of_ranks, of_experts};
+            [](ElasticPlan* self, nb::object pool, bool is_low_latency, nb::handle device, int64_t num_ranks,
+               int64_t num_experts, int num_topk, unsigned int alignment, unsigned int origin_stride, bool by_expert,
+               bool own_weights) {
+                nb::object free = pool.attr("free")(num_topk);
+                PieceMaker of_ranks(device, num_ranks), of_experts(device, num_experts / num_ranks);
+                new (self) ElasticPlan{pool,          free,      is_low_latency, num_experts, num_topk,  alignment,
+                                       origin_stride, by_expert, own_weights,    of_ranks,    of_experts};
             },
-            "pool"_a, "free"_a, "is_low_latency"_a, "num_topk"_a, "alignment"_a, "origin_stride"_a, "by_expert"_a,
-            "own_weights"_a, "of_ranks"_a, "of_experts"_a,
-            nb::sig("def __init__(self, pool: object, free: list[Handle], is_low_latency: bool, num_topk: int, "
-                    "alignment: int, origin_stride: int, by_expert: bool, own_weights: bool, of_ranks: "
-                    "PieceMaker, of_experts: PieceMaker) -> None"),
-            "pool: a PooledGroup; own_weights: received weights of other ranks' experts are 0; of_ranks, of_experts: "
-            "make a number for each rank, and for each expert of a rank.")
+            "pool"_a, "is_low_latency"_a, "device"_a, "num_ranks"_a, "num_experts"_a, "num_topk"_a, "alignment"_a,
+            "origin_stride"_a, "by_expert"_a, "own_weights"_a,
+            nb::sig("def __init__(self, pool: object, is_low_latency: bool, device: object, num_ranks: int, "
+                    "num_experts: int, num_topk: int, alignment: int, origin_stride: int, by_expert: bool, "
+                    "own_weights: bool) -> None"),
+            "pool: a PooledGroup; own_weights: received weights of other ranks' experts are 0.")
+        .def_ro("num_experts", &ElasticPlan::num_experts)
+        .def_ro("by_expert", &ElasticPlan::by_expert)
+        .def_prop_ro(
+            "repetitions", [](ElasticPlan& plan) { return &plan.repetitions; }, nb::rv_policy::reference_internal)
+        .def_prop_ro(
+            "combines", [](ElasticPlan& plan) { return &plan.combines; }, nb::rv_policy::reference_internal)
         .def_ro("is_low_latency", &ElasticPlan::is_low_latency)
         .def_ro("pool", &ElasticPlan::pool, nb::for_getter(nb::sig("def pool(self) -> typing.Any")));
     nb::class_<ElasticLease>(module, "ElasticLease", nb::type_slots(collected<ElasticLease>()),
@@ -294,19 +321,23 @@ void bind_elastic(nb::module_& module) {
         nb::sig("def elastic_dispatch(plan: ElasticPlan, x: object, scales: object, topk_idx: object, topk_weights: "
                 "object, statistics: object, num_rows: int, num_sources: int, num_sms: int, tag: int, copies_topk_idx: "
                 "bool, zero_padding: bool, column_major: bool) -> tuple[typing.Any, ...]"),
-        "A fresh dispatch to new tensors: (rows, scales, ids, weights, ElasticLease, topk_idx that the library "
-        "reads, sources, rank_ends, expert_counts, expert_ends). tag: what ranks compare.");
-    module.def("elastic_dispatch_again", &elastic_dispatch_again, "lease"_a, "x"_a, "scales"_a.none(),
-               "topk_weights"_a.none(), "statistics"_a.none(), "num_sms"_a, "tag"_a, "zero_padding"_a, "column_major"_a,
-               nb::sig("def elastic_dispatch_again(lease: ElasticLease, x: object, scales: object, topk_weights: "
-                       "object, statistics: object, num_sms: int, tag: int, zero_padding: bool, column_major: bool) -> "
-                       "tuple[typing.Any, ...]"),
-               "Along the same routing: (rows, scales, ids, weights).");
-    module.def("elastic_combine", &elastic_combine, "lease"_a, "x"_a, "topk_weights"_a.none(), "bias"_a.none(),
-               "bias2"_a.none(), "num_sms"_a, "tag"_a,
+        "A fresh dispatch to new tensors: (recv_x, ids, weights, ElasticLease, topk_idx that the library reads, "
+        "sources, rank_ends, expert_counts, expert_ends). tag: what ranks compare.");
+    module.def(
+        "elastic_dispatch_again", &elastic_dispatch_again, "lease"_a, "x"_a.none(), "scales"_a.none(),
+        "topk_weights"_a.none(), "statistics"_a.none(), "num_sms"_a, "zero_padding"_a, "column_major"_a,
+        "tag"_a.none() = nb::none(),
+        nb::sig("def elastic_dispatch_again(lease: ElasticLease, x: object, scales: object, topk_weights: object, "
+                "statistics: object, num_sms: int, zero_padding: bool, column_major: bool, tag: int | None = None) -> "
+                "typing.Any"),
+        "Along the same routing: (recv_x, ids, weights). Without a tag, it is that of the plan's repetitions for x, "
+        "scales, topk_weights, statistics and the lease's num_tokens; None: there is none.");
+    module.def("elastic_combine", &elastic_combine, "lease"_a, "x"_a.none(), "topk_weights"_a.none(), "bias"_a.none(),
+               "bias2"_a.none(), "num_sms"_a, "weights_follow"_a, "tag"_a.none() = nb::none(),
                nb::sig("def elastic_combine(lease: ElasticLease, x: object, topk_weights: object, bias: object, bias2: "
-                       "object, num_sms: int, tag: int) -> tuple[typing.Any, ...]"),
-               "(sums, weights).");
+                       "object, num_sms: int, weights_follow: bool, tag: int | None = None) -> typing.Any"),
+               "(sums, weights). Without a tag, it is that of the plan's combines for x, topk_weights, bias, bias2, "
+               "weights_follow, and the lease's num_rows and num_tokens; None: there is none.");
 }
 
 }  // namespace crossdock::python

@@ -6,6 +6,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include "forms.h"
 #include "torch_maker.h"
 
 namespace crossdock::python {
@@ -15,11 +16,15 @@ struct ElasticPlan {
     nanobind::object pool;  // a PooledGroup
     nanobind::object free;  // list of its handles that eager calls use
     bool is_low_latency;
+    int64_t num_experts;
     int num_topk;  // of its handles
     unsigned int alignment, origin_stride;
     bool by_expert;
-    bool own_weights;                       // received weights of other ranks' experts are 0
-    nanobind::object of_ranks, of_experts;  // PieceMakers: a number for each rank, and for each expert of a rank
+    bool own_weights;                 // received weights of other ranks' experts are 0
+    PieceMaker of_ranks, of_experts;  // a number for each rank, and for each expert of a rank
+    // Of repetitions and combines that were found right: the tags of those whose tensors go as they are; else what
+    // Python needs.
+    Forms repetitions, combines;
 
     int visit(visitproc visit, void* arg) const;
     void clear();

@@ -153,7 +153,6 @@ def check_x(values: Any, scales: Any) -> None:
         require(fits, lambda: f"the scales of x are {describe(scales)}, expected {kind}")
 
 
-@once_per_form
 def check_routing(
     topk_idx: Any, topk_weights: Any, statistics: Any, values: torch.Tensor, num_experts: int, num_ranks: int
 ) -> None:
@@ -161,11 +160,16 @@ def check_routing(
     check_topk_idx(topk_idx, num_experts, num_ranks, values.device)
     same = topk_idx.shape[0] == values.shape[0]
     require(same, lambda: f"x has {values.shape[0]} rows, expected those of topk_idx: {topk_idx.shape[0]}")
+    check_beside(topk_idx, topk_weights, statistics, num_experts // num_ranks)
+
+
+def check_beside(topk_idx: torch.Tensor, topk_weights: Any, statistics: Any, num_local: int) -> None:
+    """num_local: experts of a rank."""
     if topk_weights is not None:
-        check_tensor("topk_weights", topk_weights, topk_idx.shape, (torch.float32,), values.device)
+        check_tensor("topk_weights", topk_weights, topk_idx.shape, (torch.float32,), topk_idx.device)
     if statistics is not None:
-        sizes = (num_experts // num_ranks,)
-        check_tensor("cumulative_local_expert_recv_stats", statistics, sizes, (torch.int32,), values.device)
+        name = "cumulative_local_expert_recv_stats"
+        check_tensor(name, statistics, (num_local,), (torch.int32,), topk_idx.device)
 
 
 @once_per_form
@@ -208,7 +212,6 @@ def check_normal(
     require(num_worst_tokens == 0 or topk_idx is not None, "topk_idx is None, expected with num_worst_tokens")
 
 
-@once_per_form
 def check_combine(
     x: Any,
     topk_weights: Any,
@@ -216,21 +219,25 @@ def check_combine(
     bias2: Any,
     num_rows: int,
     num_tokens: int,
-    columns_of_weights: int | None,
+    columns_of_weights: int,
     like: torch.Tensor,
-    only_bf16: bool,
+    types: Sequence[torch.dtype],
 ) -> None:
-    """columns_of_weights: 0 where weights are of one dimension, None for any number; like: on the device of all."""
-    types = (torch.bfloat16,) if only_bf16 else (torch.bfloat16, torch.float16, torch.float32)
+    """columns_of_weights: 0 where weights are of one dimension; like: on the device of all; types: of x."""
     check_tensor("x", x, (num_rows, ".."), types, like.device, True, ", the rows that dispatch returned")
     require(x.shape[1] >= 1, lambda: f"x is {describe(x)}, expected at least one column")
     for given in (bias, bias2):
         if given is not None:
             check_tensor("bias", given, (num_tokens, x.shape[1]), (x.dtype,), like.device)
     if topk_weights is not None:
-        dense = columns_of_weights is None
-        sizes = (num_rows,) if columns_of_weights == 0 else (num_rows, columns_of_weights or "columns")
-        check_tensor("topk_weights", topk_weights, sizes, (torch.float32,), like.device, dense)
+        sizes = (num_rows, columns_of_weights) if columns_of_weights else (num_rows,)
+        check_tensor("topk_weights", topk_weights, sizes, (torch.float32,), like.device)
+
+
+@once_per_form
+def check_weights(topk_weights: Any, num_rows: int, like: torch.Tensor) -> None:
+    """Of a combine in normal mode, where they may have any number of columns."""
+    check_tensor("topk_weights", topk_weights, (num_rows, "columns"), (torch.float32,), like.device, True)
 
 
 def biases_of(bias: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:

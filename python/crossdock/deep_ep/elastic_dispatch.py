@@ -12,7 +12,6 @@ from crossdock._core import ElasticLease, ElasticPlan, count_routing
 from crossdock.deep_ep.agreement import Agreement, call_form
 from crossdock.deep_ep.checks import (
     INT32_MAX,
-    check_combine,
     check_count,
     check_routing,
     check_sms,
@@ -21,10 +20,9 @@ from crossdock.deep_ep.checks import (
     is_whole,
 )
 from crossdock.deep_ep.config import align
-from crossdock.deep_ep.elastic_groups import ElasticGroups, Kind
+from crossdock.deep_ep.elastic_groups import Biases, ElasticGroups, Kind
 from crossdock.deep_ep.errors import refuse, require
 from crossdock.deep_ep.handles import EPHandle
-from crossdock.deep_ep.normal import Biases
 from crossdock.deep_ep.ranks import Ranks, Settings
 from crossdock.deep_ep.rows import UNIT, goes_as_it_is, padded_bytes, row_bytes_of, tag_of_dispatch
 from crossdock.errors import RemoteError
@@ -55,7 +53,7 @@ class DispatchForm:
     agreed: Settings
     row_bytes: int  # that groups must carry
     tag: int
-    is_carried: bool  # all tensors go to the library as they are
+    is_carried: bool  # x goes to the library as it is
     sizes: Sizes | None = None  # of calls that are not exact, once ranks have agreed on them
 
 
@@ -108,7 +106,6 @@ class Elastic(ElasticGroups):
         agreed = call_form(*form) | {"do_expand": do_expand}
         if do_expand and not is_exact:
             agreed["expert_alignment"] = alignment  # how many rows there is room for
-        is_dense = topk_idx.is_contiguous() and (topk_weights is None or topk_weights.is_contiguous())
         return DispatchForm(
             do_expand,
             num_experts,
@@ -119,7 +116,7 @@ class Elastic(ElasticGroups):
             agreed,
             max(padded_bytes(row_bytes_of(x)) + beside, returning),
             tag_of_dispatch(x, scales),
-            is_dense and goes_as_it_is(x) and num_tokens > 0,
+            goes_as_it_is(x) and num_tokens > 0,
         )
 
     def dispatch(
@@ -141,7 +138,7 @@ class Elastic(ElasticGroups):
         numbers = num_expanded if form.do_expand else num_tokens, num_tokens, form.num_sms, form.tag
         tensors = x, scales, topk_idx, topk_weights, statistics
         sent = self.send(plan, form.is_carried, *tensors, *numbers, *settings)
-        rows, sf, ids, weights, lease, kept, sources, rank_ends, counted, ends = sent
+        received, ids, weights, lease, kept, sources, rank_ends, counted, ends = sent
         handle = EPHandle(
             form.do_expand,
             form.num_experts,
@@ -160,7 +157,7 @@ class Elastic(ElasticGroups):
             None,
             lease,
         )
-        return rows if sf is None else (rows, sf), ids, weights, handle
+        return received, ids, weights, handle
 
     def _sizes_of(self, form: DispatchForm, x: torch.Tensor, topk_idx: torch.Tensor) -> Sizes:
         """Collective: ranks agree on the call."""
@@ -210,11 +207,4 @@ class Elastic(ElasticGroups):
         self, x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None, biases: Biases, num_sms: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """num_sms 0: the handle's."""
-        lease, sms = self.lease_of(handle), num_sms or handle.num_sms
-        if topk_weights is None and biases[0] is None:
-            sums = self.add_up_known(lease, x, sms)
-            if sums is not None:
-                return sums
-        columns = 0 if handle.do_expand else lease.topk_idx.shape[1]
-        check_combine(x, topk_weights, *biases, lease.num_rows, lease.num_tokens, columns, lease.topk_idx, True)
-        return self.add_up(lease, x, topk_weights, biases, sms)
+        return self.add_up(self.lease_of(handle), x, topk_weights, biases, num_sms or handle.num_sms)

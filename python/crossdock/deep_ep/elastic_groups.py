@@ -7,7 +7,7 @@ on high-throughput groups, through whose rings rows of any number pass. Results 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +18,11 @@ from crossdock._core import (
     ElasticPlan,
     Forms,
     Layout,
-    PieceMaker,
     elastic_combine,
     elastic_dispatch,
     elastic_dispatch_again,
 )
+from crossdock.deep_ep.checks import check_beside, check_combine, check_x
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import refuse, refuse_state
 from crossdock.deep_ep.groups import PooledGroup
@@ -32,6 +32,7 @@ from crossdock.deep_ep.rows import (
     as_carried,
     explained,
     from_carried,
+    goes_as_it_is,
     padded_bytes,
     row_bytes_of,
     tag_of_combine,
@@ -65,29 +66,23 @@ class Kind(NamedTuple):
     own_weights: bool = False  # received weights of other ranks' experts are 0
 
 
-class _Pool(NamedTuple):
-    """A pool, and the sizes that it was made for."""
-
-    pool: PooledGroup
-    tokens: int
-    row_bytes: int
-    topk: int
+Biases = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 class ElasticGroups:
     """Of one buffer. adds_choices: rows by expert return one by one, and are added up in the order of choices."""
 
     budget_is = ""  # the argument that sets how many rows there is room for, if callers have one
+    sums_of: Sequence[torch.dtype] = (torch.bfloat16,)  # types of rows that combines take
 
     def __init__(self, ranks: Ranks, adds_choices: bool = False) -> None:
         self.ranks = ranks
         self.adds_choices = adds_choices
-        self._pools: dict[tuple[Any, ...], _Pool] = {}
+        self._pools: dict[tuple[Any, ...], PooledGroup] = {}
         self._plans: dict[Kind, ElasticPlan] = {}
         self._made: list[PooledGroup] = []
         self._is_one_team: dict[str, bool] = {}  # whether all ranks are one LSA team, by type of device
         self.forms = Forms()  # of dispatches, with what follows from each while these groups serve
-        self._sums = Forms()  # rows that return as they are, with what a group carries: their tags
 
     def _call(self, operation: Callable[..., Any], *arguments: Any) -> Any:
         """What the operation returns, or its error as callers of this package know it."""
@@ -106,19 +101,8 @@ class ElasticGroups:
         if pool is None:
             pool = self._pool(kind, Algorithm.HIGH_THROUGHPUT)
         assert pool is not None
-        device, ranks = kind.device, self.ranks.size
-        plan = ElasticPlan(
-            pool,
-            pool.free(kind.topk),
-            is_low_latency,
-            kind.topk,
-            kind.alignment,
-            kind.origin_stride,
-            kind.by_expert,
-            kind.own_weights,
-            PieceMaker(device, ranks),
-            PieceMaker(device, kind.num_experts // ranks),
-        )
+        made_for = kind.device, self.ranks.size, kind.num_experts, kind.topk, kind.alignment, kind.origin_stride
+        plan = ElasticPlan(pool, is_low_latency, *made_for, kind.by_expert, kind.own_weights)
         return self._plans.setdefault(kind, plan)
 
     def _is_small(self, kind: Kind) -> bool:
@@ -136,17 +120,18 @@ class ElasticGroups:
         budget = 0 if is_low_latency else kind.budget
         key = algorithm, kind.device.type, kind.device.index or 0, kind.num_experts, kind.by_expert, budget
         found = self._pools.get(key)
+        had_tokens, had_bytes, had_topk = 0, 0, min(SMALLEST_TOPK, kind.num_experts)
         if found is not None:
-            if kind.most_tokens <= found.tokens and kind.row_bytes <= found.row_bytes and kind.topk <= found.topk:
-                return found.pool
-        tokens = found.tokens if found else SMALLEST_TOKENS[algorithm]
+            had_tokens, had_bytes, had_topk = found.max_tokens, found.row_bytes, found.topk
+            if kind.most_tokens <= had_tokens and kind.row_bytes <= had_bytes and kind.topk <= had_topk:
+                return found
+        tokens = had_tokens or SMALLEST_TOKENS[algorithm]
         while tokens < kind.most_tokens:
             tokens = min(2 * tokens, max(kind.most_tokens, MOST_TOKENS))
         if budget:
             # A group's budget is at least its tokens. More than this call's budget would hide that too many rows come.
             tokens = min(tokens, max(kind.most_tokens, budget))
-        row_bytes = max(kind.row_bytes, found.row_bytes if found else 0)
-        topk = max(kind.topk, found.topk if found else min(SMALLEST_TOPK, kind.num_experts))
+        row_bytes, topk = max(kind.row_bytes, had_bytes), max(kind.topk, had_topk)
         by_rank = Layout.RANK_MAJOR if is_low_latency else Layout.FLAT
         # What a group of low latency is for would be memory for both layouts: its first handle says how much it needs.
         fields = {}
@@ -164,7 +149,7 @@ class ElasticGroups:
             invariant=kind.by_expert and self.adds_choices,
             **fields,
         )
-        pool.owner = self
+        pool.owner, pool.topk = self, topk
         self._made.append(pool)
         if is_low_latency:
             if pool.group.traffic().lsa_team_size != self.ranks.size:
@@ -173,7 +158,7 @@ class ElasticGroups:
             # Handles of fewer choices share the memory of this first one, and so are compared with each other.
             handle, free = pool.take(topk)
             free.append(handle)
-        self._pools[key] = _Pool(pool, tokens, row_bytes, topk)
+        self._pools[key] = pool
         self._plans.clear()  # of the group before
         self.forms.clear()
         return pool
@@ -186,106 +171,99 @@ class ElasticGroups:
             refuse_state("handle is of another buffer: pass it to the buffer whose dispatch returned it")
         return lease
 
-    def send(
-        self,
-        plan: ElasticPlan,
-        is_carried: bool,
-        x: torch.Tensor,
-        scales: torch.Tensor | None,
-        topk_idx: torch.Tensor,
-        weights: torch.Tensor | None,
-        statistics: torch.Tensor | None,
-        *numbers: int,
-    ) -> Any:
-        """elastic_dispatch of rows of any type and length, and of choices and weights of any strides.
-
-        is_carried: all of them are as groups carry them.
-        """
+    def send(self, plan: ElasticPlan, is_carried: bool, x: torch.Tensor, *others: Any) -> Any:
+        """elastic_dispatch of rows of any type and length. is_carried: groups carry them as they are."""
         if is_carried:
-            return self._call(elastic_dispatch, plan, x, scales, topk_idx, weights, statistics, *numbers)
-        routing = topk_idx.contiguous(), _dense(weights), statistics
-        came, *others = self._call(elastic_dispatch, plan, as_carried(x), scales, *routing, *numbers)
-        return from_carried(came, x), *others
+            return self._call(elastic_dispatch, plan, x, *others)
+        came, *beside = self._call(elastic_dispatch, plan, as_carried(x), *others)
+        return _as_before(came, x), *beside
 
     def send_again(
         self,
         lease: ElasticLease,
-        x: torch.Tensor,
-        scales: torch.Tensor | None,
-        weights: torch.Tensor | None,
-        statistics: torch.Tensor | None,
+        x: Any,
+        scales: Any,
+        weights: Any,
+        statistics: Any,
         num_sms: int,
         zero_padding: bool = False,
         column_major: bool = False,
-    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None]:
+    ) -> Any:
         """x of any type and length along the routing of the lease: (recv_x as x is, ids, weights)."""
-        expected, given, device = lease.num_tokens, x.shape[0], lease.topk_idx.device
-        if given != expected:
-            refuse(f"x has {given} rows, expected those of the dispatch that made the handle: {expected}")
+        given, settings = (x, scales, weights, statistics), (num_sms, zero_padding, column_major)
+        made = self._call(elastic_dispatch_again, lease, *given, *settings)
+        if made is not None:
+            return made
+        form, forms = (*given, lease.num_tokens), lease.plan.repetitions
+        found = forms.find(*form)
+        if found is None:
+            found = self._check_again(lease, *given)
+            forms.keep(found, *form)
+        if isinstance(found, int):
+            return self._call(elastic_dispatch_again, lease, *given, *settings, found)
+        tag, fits = found
+        rows = as_carried(x)
+        if fits:
+            came, *beside = self._call(elastic_dispatch_again, lease, rows, *given[1:], *settings, tag)
+            return _as_before(came, x), *beside
+        # In pieces; what goes along goes with the first.
+        parts = [rows] if scales is None else [rows, as_carried(scales.contiguous())]
+        step = lease.plan.pool.row_bytes // UNIT * UNIT
+        pieces = [part.split(step // part.element_size(), dim=1) for part in parts]
+        sent = []
+        for piece in (piece.contiguous() for of_part in pieces for piece in of_part):
+            along = (None, None) if sent else (weights, statistics)
+            arguments = piece, None, *along, num_sms, zero_padding, False, tag
+            sent.append(self._call(elastic_dispatch_again, lease, *arguments))
+        num, came = len(pieces[0]), [piece for piece, *_ in sent]
+        received = from_carried(torch.cat(came[:num], dim=1), x)
+        if scales is not None:
+            received = received, _in_order(from_carried(torch.cat(came[num:], dim=1), scales), column_major)
+        return received, *sent[0][1:]
+
+    def _check_again(
+        self, lease: ElasticLease, x: Any, scales: Any, weights: Any, statistics: Any
+    ) -> int | tuple[int, bool]:
+        """The tag of what goes along a lease; with rows that groups do not carry as they are also whether they fit."""
+        check_x(x, scales)
+        expected, device = lease.num_tokens, lease.topk_idx.device
+        if len(x) != expected:
+            refuse(f"x has {len(x)} rows, expected those of the dispatch that made the handle: {expected}")
         if x.device != device:
             refuse(f"x is on device {x.device}, expected {device}, as the handle")
-        tag, weights, rows = tag_of_dispatch(x, scales), _dense(weights), as_carried(x)
+        check_beside(lease.topk_idx, weights, statistics, lease.plan.num_experts // self.ranks.size)
         beside = 0 if scales is None else align(row_bytes_of(scales), UNIT)
-        capacity = lease.plan.pool.row_bytes
-        if padded_bytes(row_bytes_of(x)) + beside <= capacity:
-            settings = num_sms, tag, zero_padding, column_major
-            arguments = rows, scales, weights, statistics, *settings
-            came, sf, ids, returned = self._call(elastic_dispatch_again, lease, *arguments)
-        else:
-            # In pieces; what goes along goes with the first.
-            parts = [rows] if scales is None else [rows, as_carried(scales.contiguous())]
-            pieces = [part.split(capacity // UNIT * UNIT // part.element_size(), dim=1) for part in parts]
-            sent = []
-            for piece in (piece.contiguous() for of_part in pieces for piece in of_part):
-                along = (None, None) if sent else (weights, statistics)
-                arguments = piece, None, *along, num_sms, tag, zero_padding, False
-                sent.append(self._call(elastic_dispatch_again, lease, *arguments))
-            _, _, ids, returned = sent[0]
-            came = torch.cat([piece for piece, *_ in sent[: len(pieces[0])]], dim=1)
-            sf = None
-            if scales is not None:
-                beside_rows = torch.cat([piece for piece, *_ in sent[len(pieces[0]) :]], dim=1)
-                sf = _in_order(from_carried(beside_rows, scales), column_major)
-        received = from_carried(came, x)
-        return received if sf is None else (received, sf), ids, returned
-
-    def add_up_known(
-        self, lease: ElasticLease, x: Any, num_sms: int
-    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """The sums of rows alone, as they are; None: take add_up, which notes such rows."""
-        tag: int | None = self._sums.find(x, lease.num_rows, lease.plan.pool.row_bytes)
-        return None if tag is None else self._call(elastic_combine, lease, x, None, None, None, num_sms, tag)
+        tag, fits = tag_of_dispatch(x, scales), padded_bytes(row_bytes_of(x)) + beside <= lease.plan.pool.row_bytes
+        return tag if fits and goes_as_it_is(x) and expected > 0 else (tag, fits)
 
     def add_up(
-        self,
-        lease: ElasticLease,
-        x: torch.Tensor,
-        weights: torch.Tensor | None,
-        biases: tuple[torch.Tensor | None, torch.Tensor | None],
-        num_sms: int,
-        weights_follow: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, lease: ElasticLease, x: Any, weights: Any, biases: Biases, num_sms: int, weights_follow: bool = False
+    ) -> Any:
         """x [rows, H] of any H: the sums [T, H], and the weights that returned.
 
         weights_follow: topk_weights return in a combine of their own, on all ranks.
         """
-        tag, capacity = tag_of_combine(x, weights_follow), lease.plan.pool.row_bytes
-        weights, biases = _dense(weights), (_dense(biases[0]), _dense(biases[1]))
-        hidden, unit = x.shape[1], UNIT // x.element_size()
-        step = capacity // UNIT * unit
-        if hidden % unit == 0 and hidden <= step:
-            if not weights_follow:
-                self._sums.keep(tag, x, lease.num_rows, capacity)
-            sums: tuple[torch.Tensor, torch.Tensor | None]
-            sums = self._call(elastic_combine, lease, x, weights, *biases, num_sms, tag)
+        bias, bias2 = biases
+        sums = self._call(elastic_combine, lease, x, weights, bias, bias2, num_sms, weights_follow)
+        if sums is not None:
             return sums
+        plan, form = lease.plan, (x, weights, bias, bias2, weights_follow, lease.num_rows, lease.num_tokens)
+        found = plan.combines.find(*form)
+        if found is None:
+            columns = 0 if plan.by_expert else lease.topk_idx.shape[1]
+            check_combine(x, weights, *biases, lease.num_rows, lease.num_tokens, columns, lease.topk_idx, self.sums_of)
+            tag, unit = tag_of_combine(x, weights_follow), UNIT // x.element_size()
+            step = plan.pool.row_bytes // UNIT * unit  # of elements
+            found = tag if x.shape[1] % unit == 0 and x.shape[1] <= step else (tag, step)
+            plan.combines.keep(found, *form)
+        if isinstance(found, int):
+            return self._call(elastic_combine, lease, x, weights, *biases, num_sms, weights_follow, found)
         # Rows that are longer than the group's, or not of whole units, return in pieces; weights with the first.
-        pieces, returned = [], None
+        (tag, step), pieces, returned, hidden = found, [], None, x.shape[1]
         for begin in range(0, hidden, step):
-            rows, *added = (_columns(part, begin, min(begin + step, hidden), unit) for part in (x, *biases))
-            going = weights if begin == 0 else None
-            piece, back = self._call(elastic_combine, lease, rows, going, *added, num_sms, tag)
-            returned = back if begin == 0 else returned
+            rows, *added = (_columns(part, begin, min(begin + step, hidden)) for part in (x, *biases))
+            piece, back = self._call(elastic_combine, lease, rows, weights, *added, num_sms, weights_follow, tag)
+            returned, weights = back if begin == 0 else returned, None
             pieces.append(piece[:, : hidden - begin])
         return torch.cat(pieces, dim=1), returned
 
@@ -296,8 +274,9 @@ class ElasticGroups:
         self._pools, self._plans, self._made = {}, {}, []
 
 
-def _dense(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.contiguous()
+def _as_before(came: Any, x: torch.Tensor) -> Any:
+    """Rows, or (rows, scales), whose rows are as those of x again."""
+    return (from_carried(came[0], x), came[1]) if isinstance(came, tuple) else from_carried(came, x)
 
 
 def _in_order(scales: torch.Tensor, column_major: bool) -> torch.Tensor:
@@ -309,9 +288,9 @@ def _in_order(scales: torch.Tensor, column_major: bool) -> torch.Tensor:
     return whole[:, :num_rows].t().copy_(scales)
 
 
-def _columns(rows: torch.Tensor | None, begin: int, end: int, unit: int) -> torch.Tensor | None:
+def _columns(rows: torch.Tensor | None, begin: int, end: int) -> torch.Tensor | None:
     """These, padded to whole units."""
     if rows is None:
         return None
-    num = end - begin
+    num, unit = end - begin, UNIT // rows.element_size()
     return torch.nn.functional.pad(rows[:, begin:end], (0, align(num, unit) - num)).contiguous()

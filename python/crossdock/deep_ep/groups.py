@@ -38,8 +38,10 @@ class PooledGroup:
         self.is_cpu = self.group.is_cpu
         self.is_closed = False
         self._layout = layout
+        self.max_tokens: int = fields["max_dispatch_tokens_per_rank"]
         self.row_bytes: int = fields["max_token_bytes"]
-        self.owner: Any = None
+        self.owner: Any = None  # these two are for the owner
+        self.topk = 0
         # By top-k: of eager calls, and of captured ones.
         self._free: dict[int, list[Handle]] = {}
         self._free_captured: dict[int, list[Handle]] = {}

@@ -9,17 +9,15 @@ import torch
 
 from crossdock._core import ElasticLease, count_routing
 from crossdock.deep_ep.agreement import Agreement, call_form
-from crossdock.deep_ep.checks import check_combine
+from crossdock.deep_ep.checks import check_weights
 from crossdock.deep_ep.config import align
-from crossdock.deep_ep.elastic_groups import ElasticGroups, Kind
+from crossdock.deep_ep.elastic_groups import Biases, ElasticGroups, Kind
 from crossdock.deep_ep.errors import refuse
 from crossdock.deep_ep.handles import DispatchHandle
 from crossdock.deep_ep.rows import UNIT, padded_bytes, row_bytes_of, tag_of_dispatch
 
 MOST_TARGETS = 64  # columns of a group's routing
 FEWEST_SCALES = 96  # that have room beside a row at least
-
-Biases = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 def targets_of(is_token_in_rank: torch.Tensor) -> torch.Tensor:
@@ -54,6 +52,7 @@ class Normal(ElasticGroups):
     """Of one Buffer."""
 
     budget_is = "num_worst_tokens"
+    sums_of = (torch.bfloat16, torch.float16, torch.float32)
 
     def lease_of(self, handle: Any) -> ElasticLease:
         """What a handle of this buffer, or a plain tuple with its items, stands for."""
@@ -103,7 +102,7 @@ class Normal(ElasticGroups):
         )
         is_copied = topk_idx is not None and plan.is_low_latency  # high throughput keeps what it reads itself
         numbers = num_rows, num_rows, sms, tag_of_dispatch(x, scales), is_copied, False, False
-        rows, sf, own_ids, weights, lease, _, sources, rank_ends, _, _ = self.send(
+        received, own_ids, weights, lease, _, sources, rank_ends, _, _ = self.send(
             plan, False, x, scales, ids, topk_weights, None, *numbers
         )
         items: tuple[Any, ...] = (..., lease, None, sources[:, 0], is_in_rank, None)
@@ -111,7 +110,6 @@ class Normal(ElasticGroups):
             items = (is_in_rank, lease, None, sources[:, 0], None, None, rank_ends, None, None, None)
         handle = DispatchHandle(items)
         handle.agreed = agreed if counts is not None else None
-        received = rows if sf is None else (rows, sf)
         expert_counts = agreed.expert_counts_here(alignment) if num_worst_tokens == 0 else []
         return received, own_ids if topk_idx is not None else None, weights, expert_counts, handle
 
@@ -119,8 +117,8 @@ class Normal(ElasticGroups):
         self, x: torch.Tensor, lease: ElasticLease, topk_weights: torch.Tensor | None, biases: Biases, sms: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weights return as rows of their own: their sums are over all ranks, whatever the choices are."""
-        check_combine(x, topk_weights, *biases, lease.num_rows, lease.num_tokens, None, lease.topk_idx, False)
         if topk_weights is None:
             return self.add_up(lease, x, None, biases, sms)
+        check_weights(topk_weights, lease.num_rows, lease.topk_idx)
         sums, _ = self.add_up(lease, x, None, biases, sms, True)
         return sums, self.add_up(lease, topk_weights, None, (None, None), sms, True)[0]

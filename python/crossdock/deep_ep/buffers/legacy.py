@@ -253,12 +253,13 @@ class Buffer(Shared):
         """
         runtime, sms = self._open(), sizes.sms_of(config, Buffer.num_sms)
         values, scales = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
-        check_x(values, scales)
         if handle is not None:
+            is_tensor("x", values)
             require(topk_idx is None and topk_weights is None, "topk_idx and topk_weights: not allowed with a handle")
             again, send = (runtime.normal.lease_of(handle), values, scales, None, None, sms), runtime.normal.send_again
             (received, _, _), event = runtime.stream.run(values.device, send, again, previous_event, async_finish)
             return received, None, None, None, None, event
+        check_x(values, scales)
         layout: Any = num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert
         routing = topk_idx, topk_weights, expert_alignment, num_worst_tokens
         check_normal(*layout, *routing, values, self.group_size)
