@@ -180,8 +180,8 @@ nb::object elastic_dispatch(nb::handle plan_object, nb::handle x, nb::handle sca
     });
     lease.topk_idx = kept;
     handle.forget_arrays();
-    return nb::make_tuple(received.x(), received.ids, received.weights, lease_object, kept, sources, rank_ends,
-                          expert_counts, expert_ends);
+    return nb::make_tuple(received.x(), received.ids, received.weights, lease_object, kept, rank_ends, expert_ends,
+                          expert_counts, sources);
 }
 
 // A tag that was given, or what the form of a call says; nullopt: Python has to look at the call.
@@ -322,7 +322,7 @@ void bind_elastic(nb::module_& module) {
                 "object, statistics: object, num_rows: int, num_sources: int, num_sms: int, tag: int, copies_topk_idx: "
                 "bool, zero_padding: bool, column_major: bool) -> tuple[typing.Any, ...]"),
         "A fresh dispatch to new tensors: (recv_x, ids, weights, ElasticLease, topk_idx that the library reads, "
-        "sources, rank_ends, expert_counts, expert_ends). tag: what ranks compare.");
+        "rank_ends, expert_ends, expert_counts, sources). tag: what ranks compare.");
     module.def(
         "elastic_dispatch_again", &elastic_dispatch_again, "lease"_a, "x"_a.none(), "scales"_a.none(),
         "topk_weights"_a.none(), "statistics"_a.none(), "num_sms"_a, "zero_padding"_a, "column_major"_a,

@@ -14,8 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
 from crossdock.deep_ep import rows as carried  # noqa: E402
-from crossdock.deep_ep.checks import once_per_form  # noqa: E402
-from crossdock.deep_ep.errors import require  # noqa: E402
+from crossdock.deep_ep.checks import once_per_form, require  # noqa: E402
 from crossdock.deep_ep.low_latency import explained  # noqa: E402
 from crossdock.deep_ep.ranks import Ranks  # noqa: E402
 from crossdock.deep_ep.utils import math, testing  # noqa: E402

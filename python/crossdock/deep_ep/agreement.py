@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from crossdock._core import column_sums, host_bytes
+from crossdock.deep_ep.checks import refuse
 from crossdock.deep_ep.config import align
-from crossdock.deep_ep.errors import refuse
 from crossdock.deep_ep.ranks import SETTINGS_BYTES, Ranks, Settings, expect_same, said
 from crossdock.deep_ep.rows import row_bytes_of
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of arguments. Each error names the argument, what it is and what is allowed."""
+"""Checks of arguments, and the exceptions of wrong calls: also AssertionErrors, as DeepEP's callers expect.
+
+Each error names the argument, what it is and what is allowed.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,50 @@ from typing import Any, NoReturn
 import torch
 
 from crossdock._core import Forms, fault_of_memory, largest_id
-from crossdock.deep_ep.errors import refuse, require
+from crossdock.errors import Error, InvalidArgument, InvalidUsage
 
 topk_idx_t = torch.int64
 INT32_MAX = 2**31 - 1
 MOST_COLUMNS = 64  # of topk_idx, in a group of any mode
 MOST_EXPERTS = 32768  # of a rank
 ID_TYPES = (torch.int64, torch.int32)
+
+
+class WrongArgument(InvalidArgument, AssertionError):
+    """An argument is malformed or out of range; a ValueError and an AssertionError."""
+
+
+class WrongCall(InvalidUsage, AssertionError):
+    """The arguments are valid, but not in this state; a RuntimeError and an AssertionError."""
+
+
+# A message with values in it is a function, so that valid calls do not format it.
+Message = str | Callable[[], str]
+
+
+def require(holds: bool, message: Message) -> None:
+    if not holds:
+        raise WrongArgument(message if isinstance(message, str) else message())
+
+
+def refuse(message: str) -> NoReturn:
+    raise WrongArgument(message)
+
+
+def refuse_state(message: str) -> NoReturn:
+    raise WrongCall(message)
+
+
+def require_state(holds: bool, message: Message) -> None:
+    if not holds:
+        raise WrongCall(message if isinstance(message, str) else message())
+
+
+def translated(error: Error) -> Error:
+    """The library's error as the exception that DeepEP's callers expect, or else the error itself."""
+    if isinstance(error, InvalidArgument):
+        return WrongArgument(str(error))
+    return WrongCall(str(error)) if isinstance(error, InvalidUsage) else error
 
 
 def once_per_form(check: Callable[..., None]) -> Callable[..., None]:
@@ -44,9 +84,9 @@ def is_whole(value: object, least: int, most: int | None = None) -> bool:
 
 def check_count(name: str, value: object, least: int, allowed: str = "", most: int | None = None) -> None:
     """A whole number in least..most; allowed: what is, where that is less."""
-    kind = "" if isinstance(value, (int, numbers.Integral)) else "whole numbers, "
-    fits = is_whole(value, least)
-    require(fits, lambda: f"{name} is {value!r}, allowed: {kind}{allowed or f'{least} and more'}")
+    if not is_whole(value, least):
+        kind = "" if isinstance(value, (int, numbers.Integral)) else "whole numbers, "
+        refuse(f"{name} is {value!r}, allowed: {kind}{allowed or f'{least} and more'}")
     require(is_whole(value, least, most), lambda: f"{name} is {value!r}, allowed: at most {most}")
 
 
@@ -54,10 +94,6 @@ def check_counts(least: int, **values: object) -> None:
     """Whole numbers, by their names."""
     for name, value in values.items():
         check_count(name, value, least)
-
-
-def check_sms(num_sms: object) -> None:
-    check_count("num_sms", num_sms, 0, most=INT32_MAX)
 
 
 def describe(value: object) -> str:
@@ -116,6 +152,7 @@ def refuse_tensor(
     refuse(f"{name} is {describe(value)}, expected {kind}{types}{note}")
 
 
+@once_per_form
 def check_topk_idx(topk_idx: Any, num_experts: int, num_ranks: int, device: torch.device | None = None) -> None:
     """All but the values."""
     check_count("num_experts", num_experts, 1)
@@ -170,11 +207,6 @@ def check_beside(topk_idx: torch.Tensor, topk_weights: Any, statistics: Any, num
     if statistics is not None:
         name = "cumulative_local_expert_recv_stats"
         check_tensor(name, statistics, (num_local,), (torch.int32,), topk_idx.device)
-
-
-@once_per_form
-def check_layout(topk_idx: Any, num_experts: int, num_ranks: int) -> None:
-    check_topk_idx(topk_idx, num_experts, num_ranks)
 
 
 @once_per_form

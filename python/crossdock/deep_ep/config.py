@@ -6,8 +6,7 @@ Crossdock sizes its own memory, so these are hints for callers, which compare si
 
 from __future__ import annotations
 
-from crossdock.deep_ep.checks import check_counts
-from crossdock.deep_ep.errors import require
+from crossdock.deep_ep.checks import check_counts, require
 
 SIZE_UNIT = 128
 MOST_SMS = 1 << 16  # more than any device has

@@ -14,14 +14,14 @@ from crossdock.deep_ep.checks import (
     INT32_MAX,
     check_count,
     check_routing,
-    check_sms,
     check_values,
     check_x,
     is_whole,
+    refuse,
+    require,
 )
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.elastic_groups import Biases, ElasticGroups, Kind
-from crossdock.deep_ep.errors import refuse, require
 from crossdock.deep_ep.handles import EPHandle
 from crossdock.deep_ep.ranks import Ranks, Settings
 from crossdock.deep_ep.rows import UNIT, goes_as_it_is, padded_bytes, row_bytes_of, tag_of_dispatch
@@ -84,7 +84,7 @@ class Elastic(ElasticGroups):
         usual_sms: int,
     ) -> DispatchForm:
         """Checks the arguments of a fresh dispatch, all but the values. most: num_max_tokens_per_rank."""
-        check_sms(num_sms)
+        check_count("num_sms", num_sms, 0, most=INT32_MAX)
         check_x(x, scales)
         require(topk_idx is not None, "topk_idx is None, expected [tokens, top-k] (or a handle)")
         require(num_experts is not None, "num_experts is None, expected a number (or a handle)")
@@ -138,25 +138,10 @@ class Elastic(ElasticGroups):
         numbers = num_expanded if form.do_expand else num_tokens, num_tokens, form.num_sms, form.tag
         tensors = x, scales, topk_idx, topk_weights, statistics
         sent = self.send(plan, form.is_carried, *tensors, *numbers, *settings)
-        received, ids, weights, lease, kept, sources, rank_ends, counted, ends = sent
-        handle = EPHandle(
-            form.do_expand,
-            form.num_experts,
-            form.alignment,
-            max_tokens,
-            form.num_sms,
-            kept,
-            list(expert_counts),
-            rank_ends,
-            ends,
-            counted,
-            sources,
-            num_tokens,
-            num_expanded,
-            None,
-            None,
-            lease,
-        )
+        received, ids, weights, lease, kept, rank_ends, ends, counted, sources = sent
+        call = form.do_expand, form.num_experts, form.alignment, max_tokens, form.num_sms
+        counts = list(expert_counts), rank_ends, ends, counted, sources, num_tokens, num_expanded
+        handle = EPHandle(*call, kept, *counts, _lease=lease)
         return received, ids, weights, handle
 
     def _sizes_of(self, form: DispatchForm, x: torch.Tensor, topk_idx: torch.Tensor) -> Sizes:

@@ -22,9 +22,8 @@ from crossdock._core import (
     elastic_dispatch,
     elastic_dispatch_again,
 )
-from crossdock.deep_ep.checks import check_beside, check_combine, check_x
+from crossdock.deep_ep.checks import check_beside, check_combine, check_x, refuse, refuse_state
 from crossdock.deep_ep.config import align
-from crossdock.deep_ep.errors import refuse, refuse_state
 from crossdock.deep_ep.groups import PooledGroup
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.rows import (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from crossdock._core import Group, Handle, Layout
-from crossdock.deep_ep.errors import refuse_state, translated
+from crossdock.deep_ep.checks import refuse_state, translated
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.errors import Error
 

@@ -26,13 +26,17 @@ from crossdock._core import (
 from crossdock.deep_ep.checks import (
     ID_TYPES,
     INT32_MAX,
+    WrongCall,
     check_count,
     check_tensor,
     check_topk_idx,
     check_values,
     describe,
+    refuse,
+    require,
+    require_state,
+    translated,
 )
-from crossdock.deep_ep.errors import WrongCall, refuse, require, require_state, translated
 from crossdock.deep_ep.groups import PooledGroup, is_capturing
 from crossdock.deep_ep.handles import LazyTuple
 from crossdock.deep_ep.ranks import Ranks
@@ -249,31 +253,21 @@ class LowLatency:
     # ---- operations ----
 
     def dispatch(
-        self,
-        x: torch.Tensor,
-        topk_idx: torch.Tensor,
-        max_tokens: int,
-        num_experts: int,
-        use_fp8: bool,
-        round_scale: bool,
-        use_ue8m0: bool,
-        statistics: torch.Tensor | None,
-        waiting: torch.Tensor | None,
-        is_split: bool,
+        self, is_split: bool, x: torch.Tensor, topk_idx: torch.Tensor, statistics: Any, waiting: Any, *settings: Any
     ) -> tuple[Any, torch.Tensor, LowLatencyHandle, Finish | None]:
-        """(recv_x, recv_count, handle, the receive half if is_split)."""
-        key = x, topk_idx, statistics, waiting, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0
-        form: Form | None = self.forms.find(*key)
+        """(recv_x, recv_count, handle, the receive half if is_split). settings: as _form_of has them."""
+        given = x, topk_idx, statistics, waiting, *settings
+        form: Form | None = self.forms.find(*given)
         if form is None:
-            form = self._form_of(*key)
-            self.forms.keep(form, *key)
+            form = self._form_of(*given)
+            self.forms.keep(form, *given)
         if form.is_cpu:
-            check_values(topk_idx, num_experts)
-            most = most_rows_of_expert(topk_idx, num_experts)
-            if most > max_tokens:
+            check_values(topk_idx, form.num_experts)
+            most = most_rows_of_expert(topk_idx, form.num_experts)
+            if most > form.max_tokens:
                 refuse(
                     f"topk_idx has an expert {most} times, since rows repeat it, allowed: at most "
-                    f"num_max_dispatch_tokens_per_rank ({max_tokens}) times, for which recv_x has room"
+                    f"num_max_dispatch_tokens_per_rank ({form.max_tokens}) times, for which recv_x has room"
                 )
         recv_x, counts, handle, _, receive = form.dispatch(x, topk_idx, is_split)
         exponents, powers = None, None

@@ -9,10 +9,9 @@ import torch
 
 from crossdock._core import ElasticLease, count_routing
 from crossdock.deep_ep.agreement import Agreement, call_form
-from crossdock.deep_ep.checks import check_weights
+from crossdock.deep_ep.checks import check_weights, refuse
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.elastic_groups import Biases, ElasticGroups, Kind
-from crossdock.deep_ep.errors import refuse
 from crossdock.deep_ep.handles import DispatchHandle
 from crossdock.deep_ep.rows import UNIT, padded_bytes, row_bytes_of, tag_of_dispatch
 
@@ -102,7 +101,7 @@ class Normal(ElasticGroups):
         )
         is_copied = topk_idx is not None and plan.is_low_latency  # high throughput keeps what it reads itself
         numbers = num_rows, num_rows, sms, tag_of_dispatch(x, scales), is_copied, False, False
-        received, own_ids, weights, lease, _, sources, rank_ends, _, _ = self.send(
+        received, own_ids, weights, lease, _, rank_ends, _, _, sources = self.send(
             plan, False, x, scales, ids, topk_weights, None, *numbers
         )
         items: tuple[Any, ...] = (..., lease, None, sources[:, 0], is_in_rank, None)

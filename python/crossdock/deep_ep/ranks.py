@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from crossdock import nccl
 from crossdock._core import Communicator, Group
-from crossdock.deep_ep.errors import require, require_state, translated
+from crossdock.deep_ep.checks import require, require_state, translated
 from crossdock.errors import InvalidUsage
 from crossdock.torch.communicators import introduce, name_of_host
 
@@ -36,9 +36,7 @@ def expect_group(group: Any) -> None:
 
 def hosts_of(group: Any) -> list[str]:
     """The host's name of each rank of a ProcessGroup or Communicator; collective."""
-    if not isinstance(group, Communicator):
-        return _gather_of(group, None)[2](name_of_host())
-    return [os.fsdecode(name).rstrip() for name in group.all_gather(name_of_host().encode().ljust(256))]
+    return _gather_of(group, None)[2](name_of_host())
 
 
 def node_size_of(hosts: list[str]) -> int:
@@ -108,7 +106,14 @@ def close_dropped(comm: Communicator) -> None:
 
 
 def _gather_of(group: Any, comm: Any) -> tuple[int, int, Callable[[Any], list[Any]]]:
-    """Rank, number of ranks, and a function that gathers a Python object from all ranks."""
+    """Rank, number of ranks, and a function that gathers an object, over a Communicator a short text, from all."""
+    if isinstance(group, Communicator):
+        cpus: Communicator = group
+
+        def gather_text(own: str) -> list[str]:
+            return [os.fsdecode(part).rstrip() for part in cpus.all_gather(os.fsencode(own).ljust(256))]
+
+        return cpus.rank, cpus.num_ranks, gather_text
     if group is not None:
         expect_group(group)
         rank, num_ranks = int(group.rank()), int(group.size())
@@ -156,25 +161,19 @@ class Ranks:
 
     def __init__(self, group: Any, comm: Any = None, settings: Settings | None = None) -> None:
         require(group is not None or comm is not None, "group and comm are None, expected one of them")
-        if isinstance(group, Communicator):
-            group, comm = None, group
-        owned: list[Communicator] = []
         if isinstance(comm, Communicator) and group is None:
-            require(comm.is_cpu, "comm is a communicator of GPUs, allowed here: one of CPUs")
-            self.cpus = comm
-            hosts = hosts_of(comm)
-        else:
-            rank, num_ranks, gather = _gather_of(group, comm)
-            hosts = gather(name_of_host())
-            self.cpus = introduce(rank, num_ranks, gather)
-            owned.append(self.cpus)
+            group = comm
+        rank, num_ranks, gather = _gather_of(group, comm)
+        is_given = isinstance(group, Communicator)
+        require(not is_given or group.is_cpu, "comm is a communicator of GPUs, allowed here: one of CPUs")
+        hosts = gather(name_of_host())
+        self.cpus: Communicator = group if is_given else introduce(rank, num_ranks, gather)
         close_dropped(self.cpus)
         self.rank, self.size = self.cpus.rank, self.cpus.num_ranks
         settings = settings or {}
         parts = self.cpus.all_gather(said(settings) + secrets.token_bytes(NAME_BYTES))
-        self.resources = RankResources(
-            parts[0][-NAME_BYTES:], self.rank, self.size, owned, None if owned else self.cpus
-        )
+        owned, borrowed = ([], self.cpus) if is_given else ([self.cpus], None)
+        self.resources = RankResources(parts[0][-NAME_BYTES:], self.rank, self.size, owned, borrowed)
         self._drop = weakref.finalize(self, _dropped.append, self.resources)
         self._drop.atexit = False  # type: ignore[attr-defined]
         expect_same(settings, parts)

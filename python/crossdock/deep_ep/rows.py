@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import torch
 
+from crossdock.deep_ep.checks import translated
 from crossdock.deep_ep.config import align
-from crossdock.deep_ep.errors import translated
 from crossdock.errors import Error
 
 UNIT = 16  # bytes

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from crossdock._core import ElasticLease, Kept, SideStream, no_event, order_streams
-from crossdock.deep_ep.errors import require_state
+from crossdock.deep_ep.checks import require_state
 from crossdock.deep_ep.handles import EPHandle
 from crossdock.deep_ep.utils.event import EventHandle, EventOverlap, current_stream, handle_of
 
@@ -87,11 +87,8 @@ class CommStream:
 
     def of_current_device(self) -> torch.cuda.Stream:
         require_state(torch.cuda.is_available(), "there is no CUDA device, and no stream on CPUs")
-        return self._stream(torch.device("cuda", torch.cuda.current_device()))
-
-    def _stream(self, device: torch.device) -> torch.cuda.Stream:
-        found: torch.cuda.Stream = self.side(torch.device("cuda", index_of(device))).stream
-        return found
+        stream: torch.cuda.Stream = self.side(torch.device("cuda", torch.cuda.current_device())).stream
+        return stream
 
     @staticmethod
     def _follow(stream: torch.cuda.Stream, before: torch.cuda.Stream) -> None:
@@ -121,7 +118,8 @@ class CommStream:
             return work(*arguments), no_event()
         if device.type == "cpu":
             return work(*arguments), EventOverlap(EventHandle() if is_async else None)
-        current, own = current_stream(index_of(device)), self._stream(device)
+        index = index_of(device)
+        current, own = current_stream(index), self.side(torch.device("cuda", index)).stream
         if event is not None and event.is_on_stream:
             event.wait_on(own)
         else:

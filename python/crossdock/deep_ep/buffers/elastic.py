@@ -8,10 +8,19 @@ from typing import Any
 import torch
 
 from crossdock.copies import Shared
-from crossdock.deep_ep.checks import biases_of, check_count, check_counts, check_sms, is_tensor
+from crossdock.deep_ep.checks import (
+    INT32_MAX,
+    biases_of,
+    check_count,
+    check_counts,
+    is_tensor,
+    refuse,
+    refuse_state,
+    require,
+    require_state,
+)
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.elastic_dispatch import Elastic
-from crossdock.deep_ep.errors import refuse, refuse_state, require, require_state
 from crossdock.deep_ep.handles import EPHandle
 from crossdock.deep_ep.ranks import Ranks, hosts_of, node_size_of, size_of
 from crossdock.deep_ep.streams import CommStream, Event
@@ -231,7 +240,7 @@ class ElasticBuffer(Shared):
             return *made, event
         _check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, do_expand)
         if num_sms != 0:
-            check_sms(num_sms)
+            check_count("num_sms", num_sms, 0, most=INT32_MAX)
         is_tensor("x", values)
         again = (
             runtime.elastic.lease_of(handle),
@@ -264,7 +273,7 @@ class ElasticBuffer(Shared):
         """
         runtime = self._open()
         if num_sms != 0:
-            check_sms(num_sms)
+            check_count("num_sms", num_sms, 0, most=INT32_MAX)
         is_tensor("x", x)
         arguments = x, handle, topk_weights, biases_of(bias), num_sms
         events = previous_event, async_with_compute_stream, previous_event_before_epilogue

@@ -22,16 +22,19 @@ from crossdock.deep_ep.checks import (
     biases_of,
     check_count,
     check_counts,
-    check_layout,
     check_normal,
     check_tensor,
+    check_topk_idx,
     check_values,
     check_x,
     is_tensor,
     is_whole,
+    refuse,
+    refuse_state,
+    require,
+    require_state,
 )
 from crossdock.deep_ep.config import Config
-from crossdock.deep_ep.errors import refuse, refuse_state, require, require_state
 from crossdock.deep_ep.handles import DispatchHandle
 from crossdock.deep_ep.low_latency import LowLatency, Signals, explained
 from crossdock.deep_ep.normal import Normal, expect_alike
@@ -215,7 +218,7 @@ class Buffer(Shared):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
         """Counts of topk_idx [T, K] per rank, node (None: there is one) and expert; [T, R]: which ranks get a token."""
         runtime = self._open()
-        check_layout(topk_idx, num_experts, self.group_size)
+        check_topk_idx(topk_idx, num_experts, self.group_size)
         check_values(topk_idx, num_experts)
         arguments = topk_idx, num_experts, self.group_size, runtime.ranks.num_nodes
         counts, event = runtime.stream.run(topk_idx.device, count_routing, arguments, previous_event, async_finish)
@@ -350,8 +353,8 @@ class Buffer(Shared):
                 if at_once is not None:
                     return at_once  # type: ignore[no-any-return]
             is_tensor("x", x)
-            form = x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0
-            arguments = *form, statistics, waiting, is_split
+            settings = max_tokens, num_experts, use_fp8, round_scale, use_ue8m0
+            arguments = is_split, x, topk_idx, statistics, waiting, *settings
             made, event = self._open().stream.run(x.device, low_latency.dispatch, arguments, None, async_finish)
             return *made[:3], event, made[3]
         except AssertionError:  # of this package

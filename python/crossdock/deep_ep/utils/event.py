@@ -13,7 +13,7 @@ import torch
 
 from crossdock._core import Kept, StreamEvent, current_stream_address
 from crossdock.copies import Uncopied
-from crossdock.deep_ep.errors import refuse_state, require, require_state
+from crossdock.deep_ep.checks import refuse_state, require, require_state
 
 __all__ = ["EventHandle", "EventOverlap"]
 
