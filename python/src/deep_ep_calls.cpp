@@ -160,6 +160,7 @@ nb::object end_call(const nb::object& object, LowLatencyLease& lease, Handle& ha
 
 nb::object dispatch_along(nb::handle object, nb::handle x, nb::handle topk_idx, bool is_split, const Turn& turn) {
     const auto& form = nb::cast<const LowLatencyForm&>(object);
+    if (form.is_cpu) expect_room_for_routing(topk_idx, form.num_experts, form.max_tokens);
     const Types& types = Types::get();
     nb::object made = nb::inst_alloc(types.lease);
     auto& lease = *new (nb::inst_ptr<LowLatencyLease>(made)) LowLatencyLease;
@@ -194,8 +195,6 @@ nb::object dispatch(const Forms& forms, nb::handle x, nb::handle topk_idx, nb::h
     const nb::handle found =
         forms.look_up({x, topk_idx, none, none, max_tokens, num_experts, use_fp8, round_scale, nb::handle(Py_False)});
     if (!found.is_valid()) return nb::none();
-    const auto& form = nb::cast<const LowLatencyForm&>(found);
-    if (form.is_cpu && !has_room_for_routing(topk_idx, form.num_experts, form.max_tokens)) return nb::none();
     const nb::object kept = nb::borrow(found);  // other threads may forget all forms meanwhile
     Turn turn(stream);
     return turn.begin() ? dispatch_along(kept, x, topk_idx, is_split, turn) : nb::none();

@@ -26,12 +26,11 @@ Strided strided_of(nb::handle tensor) {
     return found;
 }
 
-// Itself, or else a dense copy; None stays.
-nb::object dense(nb::handle tensor) {
-    Strided found;
-    if (tensor.is_none() || (strided_from(tensor, found) && found.is_dense())) return nb::borrow(tensor);
-    return tensor.attr("contiguous")();
+// Itself, or else a dense copy.
+nb::object dense(nb::handle tensor, const Strided& found) {
+    return found.is_dense() ? nb::borrow(tensor) : nb::object(tensor.attr("contiguous")());
 }
+nb::object dense(nb::handle tensor) { return tensor.is_none() ? nb::none() : dense(tensor, strided_of(tensor)); }
 
 // Makes tensors of the type and on the device of another one.
 struct Alike {
@@ -129,8 +128,8 @@ nb::object elastic_dispatch(nb::handle plan_object, nb::handle x, nb::handle sca
                             unsigned int num_sms, unsigned int tag, bool copies_topk_idx, bool zero_padding,
                             bool column_major) {
     auto& plan = nb::cast<ElasticPlan&>(plan_object);
-    const nb::object topk_idx = dense(routed_by), topk_weights = dense(weighted_by);
-    const Strided ids = strided_of(topk_idx);
+    const Strided ids = strided_of(routed_by);
+    const nb::object topk_idx = dense(routed_by, ids), topk_weights = dense(weighted_by);
     const int device = ids.device;
     const bool is_captured = device >= 0 && is_capturing();
     nb::object lease_object = nb::inst_alloc(nb::type<ElasticLease>());

@@ -58,20 +58,24 @@ int64_t most_of_one(const Strided& ids, int64_t num_experts) {
     return most;
 }
 
-int64_t most_rows_of_expert(nb::handle tensor, int64_t num_experts) {
-    Strided ids;
-    if (!ids_from(tensor, ids) || ids.device >= 0 || num_experts < 1) return 0;
-    return ids.type == ncclInt64 ? most_of_one<int64_t>(ids, num_experts) : most_of_one<int32_t>(ids, num_experts);
-}
-
 }  // namespace
 
-bool has_room_for_routing(nb::handle topk_idx, int64_t num_experts, int64_t most_rows) {
+void expect_room_for_routing(nb::handle topk_idx, int64_t num_experts, int64_t max_tokens) {
     Strided ids;
-    if (!ids_from(topk_idx, ids) || ids.device >= 0 || largest_of(ids) >= num_experts) return false;
+    if (!ids_from(topk_idx, ids) || ids.device >= 0) return;
+    if (const int64_t largest = largest_of(ids); largest >= num_experts) {
+        invalid_argument("topk_idx has the value " + std::to_string(largest) + ", allowed: below num_experts (" +
+                         std::to_string(num_experts) + ")");
+    }
     // So few choices fit whatever they are.
-    if (ids.shape[0] * ids.shape[1] <= most_rows) return true;
-    return most_rows_of_expert(topk_idx, num_experts) <= most_rows;
+    if (ids.shape[0] * ids.shape[1] <= max_tokens) return;
+    const int64_t most =
+        ids.type == ncclInt64 ? most_of_one<int64_t>(ids, num_experts) : most_of_one<int32_t>(ids, num_experts);
+    if (most > max_tokens) {
+        invalid_argument("topk_idx has an expert " + std::to_string(most) +
+                         " times, since rows repeat it, allowed: at most num_max_dispatch_tokens_per_rank (" +
+                         std::to_string(max_tokens) + ") times, for which recv_x has room");
+    }
 }
 
 namespace {
@@ -158,10 +162,6 @@ void bind_routing(nb::module_& module) {
     module.def("largest_id", &largest_id, "topk_idx"_a, nb::sig("def largest_id(topk_idx: object) -> int | None"),
                "The largest of [tokens, top-k] numbers in host memory, at least -1; -1 on GPUs; None where there are "
                "no such numbers.");
-    module.def(
-        "most_rows_of_expert", &most_rows_of_expert, "topk_idx"_a, "num_experts"_a,
-        nb::sig("def most_rows_of_expert(topk_idx: object, num_experts: int) -> int"),
-        "How often [tokens, top-k] numbers in host memory have the expert that they have most often; 0 on GPUs.");
     module.def("host_bytes", &host_bytes, "tensors"_a, nb::sig("def host_bytes(*tensors: object) -> bytes | None"),
                "The concatenated bytes of dense int32 tensors in host memory; None if one is anything else.");
     module.def("column_sums", &column_sums, "parts"_a, "first"_a, "num"_a,

@@ -9,9 +9,9 @@
 
 namespace crossdock::python {
 
-// Whether all ids of topk_idx, on the host, are below num_experts, and no expert is chosen more than most_rows times.
-// False also for what is no such tensor.
-bool has_room_for_routing(nanobind::handle topk_idx, int64_t num_experts, int64_t most_rows);
+// InvalidArgument unless all ids of topk_idx, on the host, are below num_experts, and no expert is chosen more than
+// max_tokens times.
+void expect_room_for_routing(nanobind::handle topk_idx, int64_t num_experts, int64_t max_tokens);
 
 void bind_routing(nanobind::module_& module);
 

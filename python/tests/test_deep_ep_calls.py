@@ -66,12 +66,16 @@ def test_a_form_is_recognised_once_it_was_found_right(one: OneRank) -> None:
     assert one.at_once(one.ids[:2]) is None and one.at_once(None) is None and one.at_once("ids") is None
 
 
-def test_values_that_are_wrong_or_too_many_are_left_to_python(one: OneRank) -> None:
-    one.dispatch()
-    assert one.at_once(torch.full((TOKENS, TOPK), NUM_EXPERTS)) is None
-    assert one.at_once(torch.zeros(TOKENS, TOPK, dtype=torch.int64)) is None  # 6 rows for an expert with room for 3
-    with pytest.raises(AssertionError, match="topk_idx has the value 4, allowed: below num_experts"):
-        one.buffer.low_latency_dispatch(one.x, torch.full((TOKENS, TOPK), 4), TOKENS, NUM_EXPERTS, use_fp8=False)
+def test_values_that_are_wrong_or_too_many_are_errors(one: OneRank) -> None:
+    """In the first call of a form and in later ones."""
+    too_large, too_many = torch.full((TOKENS, TOPK), NUM_EXPERTS), torch.zeros(TOKENS, TOPK, dtype=torch.int64)
+    for calls in range(2):
+        with pytest.raises(AssertionError, match="topk_idx has the value 4, allowed: below num_experts"):
+            one.buffer.low_latency_dispatch(one.x, too_large, TOKENS, NUM_EXPERTS, use_fp8=False)
+        with pytest.raises(AssertionError, match="an expert 6 times, .* num_max_dispatch_tokens_per_rank .3. times"):
+            one.buffer.low_latency_dispatch(one.x, too_many, TOKENS, NUM_EXPERTS, use_fp8=False)
+        assert len(one.free()) == calls  # none was taken
+        one.dispatch()
 
 
 def test_a_handle_goes_back_once_nobody_needs_it_and_not_while_its_hook_is_missing(one: OneRank) -> None:

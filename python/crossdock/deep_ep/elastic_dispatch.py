@@ -141,7 +141,7 @@ class Elastic(ElasticGroups):
         received, ids, weights, lease, kept, rank_ends, ends, counted, sources = sent
         call = form.do_expand, form.num_experts, form.alignment, max_tokens, form.num_sms
         counts = list(expert_counts), rank_ends, ends, counted, sources, num_tokens, num_expanded
-        handle = EPHandle(*call, kept, *counts, _lease=lease)
+        handle = EPHandle(*call, kept, *counts, None, None, lease)
         return received, ids, weights, handle
 
     def _sizes_of(self, form: DispatchForm, x: torch.Tensor, topk_idx: torch.Tensor) -> Sizes:
