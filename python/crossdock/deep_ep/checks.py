@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from crossdock._core import Forms, fault_of_memory, largest_id
+from crossdock._core import ElasticLease, Forms, fault_of_memory, largest_id
 from crossdock.errors import Error, InvalidArgument, InvalidUsage
 
 topk_idx_t = torch.int64
@@ -107,12 +107,6 @@ def is_tensor(name: str, value: object) -> None:
         refuse(f"{name} is {describe(value)}, expected a torch.Tensor")
 
 
-def check_elements(name: str, tensor: torch.Tensor) -> None:
-    """They are those in its memory."""
-    fault = fault_of_memory(tensor)
-    require(fault is None, lambda: f"{name} {fault}")
-
-
 def check_tensor(
     name: str,
     value: Any,
@@ -127,29 +121,17 @@ def check_tensor(
     device: that of the other tensors; None: any that there is. note: what else to say of the one expected.
     """
     is_tensor(name, value)
-    if device is None:
-        fits = value.device.type in ("cpu", "cuda")
-        require(fits, lambda: f"{name} is on device {value.device}, allowed: cpu, cuda")
-    else:
-        fits = value.device == device
-        require(fits, lambda: f"{name} is on device {value.device}, expected {device}, as the other tensors")
+    fits = value.device.type in ("cpu", "cuda") if device is None else value.device == device
+    if not fits:
+        allowed = "allowed: cpu, cuda" if device is None else f"expected {device}, as the other tensors"
+        refuse(f"{name} is on device {value.device}, {allowed}")
     fits = value.dim() == len(sizes) and (not dtypes or value.dtype in dtypes) and (not dense or value.is_contiguous())
     if not fits or any(isinstance(size, int) and size != own for size, own in zip(sizes, value.shape, strict=True)):
-        refuse_tensor(name, value, sizes, dtypes, dense, note)
-    check_elements(name, value)
-
-
-def refuse_tensor(
-    name: str,
-    value: object,
-    sizes: Sequence[int | str],
-    dtypes: Sequence[torch.dtype],
-    dense: bool = False,
-    note: str = "",
-) -> NoReturn:
-    kind = f"{'a contiguous ' if dense else ''}[{', '.join(map(str, sizes))}]"
-    types = f" of {' or '.join(map(str, dtypes))}" if dtypes else ""
-    refuse(f"{name} is {describe(value)}, expected {kind}{types}{note}")
+        kind = f"{'a contiguous ' if dense else ''}[{', '.join(map(str, sizes))}]"
+        types = f" of {' or '.join(map(str, dtypes))}" if dtypes else ""
+        refuse(f"{name} is {describe(value)}, expected {kind}{types}{note}")
+    fault = fault_of_memory(value)
+    require(fault is None, lambda: f"{name} {fault}")
 
 
 @once_per_form
@@ -245,25 +227,18 @@ def check_normal(
 
 
 def check_combine(
-    x: Any,
-    topk_weights: Any,
-    bias: Any,
-    bias2: Any,
-    num_rows: int,
-    num_tokens: int,
-    columns_of_weights: int,
-    like: torch.Tensor,
-    types: Sequence[torch.dtype],
+    lease: ElasticLease, x: Any, topk_weights: Any, biases: tuple[Any, Any], types: Sequence[torch.dtype]
 ) -> None:
-    """columns_of_weights: 0 where weights are of one dimension; like: on the device of all; types: of x."""
-    check_tensor("x", x, (num_rows, ".."), types, like.device, True, ", the rows that dispatch returned")
+    """Rows that return along a lease; types: of x."""
+    device = lease.topk_idx.device
+    check_tensor("x", x, (lease.num_rows, ".."), types, device, True, ", the rows that dispatch returned")
     require(x.shape[1] >= 1, lambda: f"x is {describe(x)}, expected at least one column")
-    for given in (bias, bias2):
-        if given is not None:
-            check_tensor("bias", given, (num_tokens, x.shape[1]), (x.dtype,), like.device)
+    for bias in biases:
+        if bias is not None:
+            check_tensor("bias", bias, (lease.num_tokens, x.shape[1]), (x.dtype,), device)
     if topk_weights is not None:
-        sizes = (num_rows, columns_of_weights) if columns_of_weights else (num_rows,)
-        check_tensor("topk_weights", topk_weights, sizes, (torch.float32,), like.device)
+        columns = () if lease.plan.by_expert else lease.topk_idx.shape[1:]
+        check_tensor("topk_weights", topk_weights, (lease.num_rows, *columns), (torch.float32,), device)
 
 
 @once_per_form

@@ -24,10 +24,8 @@ from crossdock.deep_ep.config import align
 from crossdock.deep_ep.elastic_groups import Biases, ElasticGroups, Kind
 from crossdock.deep_ep.handles import EPHandle
 from crossdock.deep_ep.ranks import Ranks, Settings
-from crossdock.deep_ep.rows import UNIT, goes_as_it_is, padded_bytes, row_bytes_of, tag_of_dispatch
+from crossdock.deep_ep.rows import bytes_either_way, goes_as_it_is, row_bytes_of, tag_of_dispatch
 from crossdock.errors import RemoteError
-
-Dispatched = tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]
 
 
 class Sizes(NamedTuple):
@@ -69,21 +67,10 @@ class Elastic(ElasticGroups):
         return self.expect_own(lease, handle, "an EPHandle that a dispatch returned")
 
     def form_of(
-        self,
-        x: Any,
-        scales: Any,
-        topk_idx: Any,
-        topk_weights: Any,
-        statistics: Any,
-        num_experts: Any,
-        most: Any,
-        expert_alignment: Any,
-        num_sms: Any,
-        do_expand: bool,
-        is_exact: bool,
-        usual_sms: int,
+        self, x: Any, scales: Any, topk_idx: Any, topk_weights: Any, statistics: Any, *numbers: Any
     ) -> DispatchForm:
-        """Checks the arguments of a fresh dispatch, all but the values. most: num_max_tokens_per_rank."""
+        """Checks the arguments of a fresh dispatch, all but the values."""
+        num_experts, most, expert_alignment, num_sms, do_expand, is_exact, usual_sms = numbers
         check_count("num_sms", num_sms, 0, most=INT32_MAX)
         check_x(x, scales)
         require(topk_idx is not None, "topk_idx is None, expected [tokens, top-k] (or a handle)")
@@ -100,9 +87,6 @@ class Elastic(ElasticGroups):
 
         kind, bound = ("with CPU sync", 0) if is_exact else ("without CPU sync", most)
         form = kind, x, scales, num_experts, topk_idx.shape[1], topk_weights, ("num_max_tokens_per_rank", bound)
-        # Rows and scales that go, and bf16 rows that return.
-        beside = 0 if scales is None else align(row_bytes_of(scales), UNIT)
-        returning = padded_bytes(2 * x.shape[1])
         agreed = call_form(*form) | {"do_expand": do_expand}
         if do_expand and not is_exact:
             agreed["expert_alignment"] = alignment  # how many rows there is room for
@@ -114,7 +98,7 @@ class Elastic(ElasticGroups):
             num_sms or usual_sms,
             is_exact,
             agreed,
-            max(padded_bytes(row_bytes_of(x)) + beside, returning),
+            bytes_either_way(x, 0 if scales is None else row_bytes_of(scales)),
             tag_of_dispatch(x, scales),
             goes_as_it_is(x) and num_tokens > 0,
         )
@@ -128,7 +112,7 @@ class Elastic(ElasticGroups):
         topk_weights: torch.Tensor | None,
         statistics: torch.Tensor | None,
         *settings: bool,
-    ) -> Dispatched:
+    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
         """A fresh dispatch. settings: do_handle_copy, do_zero_padding, use_tma_aligned_col_major_sf."""
         sizes = form.sizes
         if sizes is None or x.is_cpu:

@@ -249,8 +249,7 @@ class ElasticGroups:
         plan, form = lease.plan, (x, weights, bias, bias2, weights_follow, lease.num_rows, lease.num_tokens)
         found = plan.combines.find(*form)
         if found is None:
-            columns = 0 if plan.by_expert else lease.topk_idx.shape[1]
-            check_combine(x, weights, *biases, lease.num_rows, lease.num_tokens, columns, lease.topk_idx, self.sums_of)
+            check_combine(lease, x, weights, biases, self.sums_of)
             tag, unit = tag_of_combine(x, weights_follow), UNIT // x.element_size()
             step = plan.pool.row_bytes // UNIT * unit  # of elements
             found = tag if x.shape[1] % unit == 0 and x.shape[1] <= step else (tag, step)

@@ -10,10 +10,9 @@ import torch
 from crossdock._core import ElasticLease, count_routing
 from crossdock.deep_ep.agreement import Agreement, call_form
 from crossdock.deep_ep.checks import check_weights, refuse
-from crossdock.deep_ep.config import align
 from crossdock.deep_ep.elastic_groups import Biases, ElasticGroups, Kind
 from crossdock.deep_ep.handles import DispatchHandle
-from crossdock.deep_ep.rows import UNIT, padded_bytes, row_bytes_of, tag_of_dispatch
+from crossdock.deep_ep.rows import bytes_either_way, tag_of_dispatch
 
 MOST_TARGETS = 64  # columns of a group's routing
 FEWEST_SCALES = 96  # that have room beside a row at least
@@ -93,9 +92,8 @@ class Normal(ElasticGroups):
         # Without topk_idx, ranks play the experts.
         ids = targets_of(is_in_rank) if topk_idx is None else topk_idx
         experts = ranks.size if topk_idx is None else num_experts
-        # Rows and scales that go, those of later calls, too, and bf16 rows that return.
-        beside = align(4 * max(0 if scales is None else scales.shape[1], FEWEST_SCALES), UNIT)
-        longest = max(padded_bytes(row_bytes_of(x)) + beside, padded_bytes(2 * x.shape[1]))
+        num_scales = max(0 if scales is None else scales.shape[1], FEWEST_SCALES)  # with those of later calls
+        longest = bytes_either_way(x, 4 * num_scales)
         plan = self.plan(
             Kind(device, experts, ids.shape[1], agreed.most_tokens, longest, False, worst, 1, 0, topk_idx is not None)
         )

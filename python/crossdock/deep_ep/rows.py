@@ -51,6 +51,11 @@ def padded_bytes(num_bytes: int) -> int:
     return align(max(num_bytes, 1), UNIT)
 
 
+def bytes_either_way(x: torch.Tensor, beside: int) -> int:
+    """Of a row of x that goes, with so many bytes of scales, or of a bf16 row that returns."""
+    return max(padded_bytes(row_bytes_of(x)) + align(beside, UNIT), padded_bytes(2 * x.shape[1]))
+
+
 def goes_as_it_is(x: torch.Tensor) -> bool:
     return x.dtype in KNOWN_TYPES and row_bytes_of(x) % UNIT == 0
 
