@@ -301,10 +301,10 @@ void bind_deep_ep_calls(nb::module_& module) {
                     "counts: object, rows: object, scales: object, sums: object, transposed_scales: bool, "
                     "round_scales: bool, is_cpu: bool) -> None"))
         .def_ro("pool", &LowLatencyForm::pool, nb::for_getter(nb::sig("def pool(self) -> typing.Any")))
-        .def_ro("is_cpu", &LowLatencyForm::is_cpu)
-        .def_ro("num_topk", &LowLatencyForm::num_topk)
+        .def_prop_ro(
+            "shape", [](const LowLatencyForm& form) { return nb::cast<const PairMaker&>(form.rows).sizes(); },
+            nb::for_getter(nb::sig("def shape(self) -> tuple[int, int, int]")), "Of the received rows.")
         .def_ro("max_tokens", &LowLatencyForm::max_tokens)
-        .def_ro("num_experts", &LowLatencyForm::num_experts)
         .def_prop_ro(
             "combines", [](LowLatencyForm& form) { return &form.combines; }, nb::rv_policy::reference_internal)
         .def(

@@ -82,6 +82,8 @@ class PieceMaker {
 class PairMaker {
   public:
     explicit PairMaker(TensorForm form) : form_(std::move(form)) {}
+    // Of its tensors, a tuple.
+    nanobind::object sizes() const { return form_.sizes; }
     // is_captured: the current stream is being captured.
     nanobind::object make(bool is_captured);
     int visit(visitproc visit, void* arg) const;

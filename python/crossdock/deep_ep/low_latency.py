@@ -107,23 +107,12 @@ class Signals(NamedTuple):
         handle.set_overlap()
 
 
-class Form(LowLatencyForm):
-    """What follows from the form of a dispatch's arguments, which are found right."""
-
-    def __init__(
-        self, device: torch.device, shape: Shape, num_tokens: int, packed_scales: bool, *of_calls: Any
-    ) -> None:
-        """shape: of the rows; packed_scales: exponents, four in an int32, are returned."""
-        super().__init__(*of_calls)
-        self.device, self.shape, self.num_tokens, self.packed_scales = device, shape, num_tokens, packed_scales
-
-
 class RoundTrip(LowLatencyLease):
     """One dispatch and the combines that follow it."""
 
     __slots__ = ()
 
-    form: Form
+    form: LowLatencyForm
 
     @property
     def handle(self) -> Handle:
@@ -242,9 +231,7 @@ class LowLatency:
             pool.group.mask_update([True] * self.ranks.size)
 
     def _active(self, pool: PooledGroup) -> list[bool]:
-        if pool.group.is_cpu:
-            return list(pool.group.mask_query())
-        status = torch.empty(self.ranks.size, dtype=torch.int32, device="cuda")
+        status = torch.empty(self.ranks.size, dtype=torch.int32, device="cpu" if pool.is_cpu else "cuda")
         pool.group.mask_query(status)
         return [value != 0 for value in status.tolist()]
 
@@ -255,13 +242,13 @@ class LowLatency:
     ) -> tuple[Any, torch.Tensor, LowLatencyHandle, Finish | None]:
         """(recv_x, recv_count, handle, the receive half if is_split). settings: as _form_of has them."""
         given = x, topk_idx, statistics, waiting, *settings
-        form: Form | None = self.forms.find(*given)
+        form: LowLatencyForm | None = self.forms.find(*given)
         if form is None:
             form = self._form_of(*given)
             self.forms.keep(form, *given)
         recv_x, counts, handle, _, receive = form.dispatch(x, topk_idx, is_split)
         exponents, powers = None, None
-        if form.packed_scales:
+        if settings[-1]:  # use_ue8m0: exponents, four in an int32, are returned
             local, slots, num_scales = recv_x[1].shape
             sizes, strides = (local, slots, num_scales // 4), (slots * num_scales // 4, 1, slots)
             exponents = torch.empty_strided(sizes, strides, dtype=torch.int32, device=x.device)
@@ -290,7 +277,7 @@ class LowLatency:
         use_fp8: bool,
         round_scale: bool,
         use_ue8m0: bool,
-    ) -> Form:
+    ) -> LowLatencyForm:
         """Checks the arguments of a dispatch, all but the values."""
         check_count("num_max_dispatch_tokens_per_rank", max_tokens, 1, most=INT32_MAX)
         check_tensor("x", x, ("tokens", "hidden"), (torch.bfloat16,), dense=True)
@@ -320,18 +307,13 @@ class LowLatency:
             num_scales = hidden // BLOCK
             strides = (slots * num_scales, 1, slots) if by_column else None
             scales = self._pair(torch.float32, device, (local, slots, num_scales), strides)
-        shape = local, slots, hidden
-        return Form(
-            device,
-            shape,
-            num_tokens,
-            bool(use_ue8m0),
+        return LowLatencyForm(
             pool,
             topk,
             pool.free(topk),
             (max_tokens, hidden, num_experts),
             PieceMaker(device, local),
-            self._pair(torch.float8_e4m3fn if use_fp8 else torch.bfloat16, device, shape),
+            self._pair(torch.float8_e4m3fn if use_fp8 else torch.bfloat16, device, (local, slots, hidden)),
             scales,
             TensorMaker(torch.bfloat16, device, (num_tokens, hidden)),
             bool(by_column),
@@ -383,14 +365,14 @@ class LowLatency:
             require(x.shape == buffer.shape, lambda: f"x is {describe(x)}, expected as the combine buffer")
             x = buffer
         if form.combines.find(x, *given) is None:
-            _check_combine(form, x, *given, self.ranks.size)
+            _check_combine(round_trip, x, *given, self.ranks.size)
             form.combines.keep(True, x, *given)
         ids = round_trip.topk_idx
         if not round_trip.is_as_dispatched(topk_idx):
             ids, topk_weights = as_dispatched(round_trip.dispatched(), topk_idx, topk_weights)
         try:
             if signals is not None:
-                signals.apply(round_trip.handle, form.shape, form.device)
+                signals.apply(round_trip.handle, form.shape, round_trip.topk_idx.device)
             sums, receive = round_trip.combine(x, ids, topk_weights.contiguous(), out, is_split)
         finally:
             if signals is not None:
@@ -418,8 +400,8 @@ class LowLatency:
         if round_trip.combine_buffer is not None:
             kept: torch.Tensor = round_trip.combine_buffer
             return kept
-        form = round_trip.form
-        made: torch.Tensor = self._pair(torch.bfloat16, form.device, form.shape, of_combine=True)(is_capturing())
+        of = torch.bfloat16, round_trip.topk_idx.device, round_trip.form.shape
+        made: torch.Tensor = self._pair(*of, of_combine=True)(is_capturing())
         round_trip.combine_buffer = made
         return made
 
@@ -470,14 +452,19 @@ def as_dispatched(
 
 
 def _check_combine(
-    form: Form, x: Any, topk_idx: Any, topk_weights: Any, out: Any, waiting: Any, num_ranks: int
+    round_trip: RoundTrip, x: Any, topk_idx: Any, topk_weights: Any, out: Any, waiting: Any, num_ranks: int
 ) -> None:
-    device, bf16, own = form.device, (torch.bfloat16,), (form.num_tokens, form.num_topk)
-    check_tensor("x", x, form.shape, bf16, device, True, ", as dispatch returned it")
+    own, device, shape, bf16 = (
+        round_trip.topk_idx.shape,
+        round_trip.topk_idx.device,
+        round_trip.form.shape,
+        (torch.bfloat16,),
+    )
+    check_tensor("x", x, shape, bf16, device, True, ", as dispatch returned it")
     check_tensor("topk_idx", topk_idx, own, ID_TYPES, device, note=", as in dispatch")
     check_tensor("topk_weights", topk_weights, own, (torch.float32,), device)
     if out is not None:
-        check_tensor("out", out, (form.num_tokens, form.shape[2]), bf16, device, True)
+        check_tensor("out", out, (own[0], shape[2]), bf16, device, True)
     _check_waiting("combine_wait_recv_cost_stats", waiting, num_ranks, device)
 
 
