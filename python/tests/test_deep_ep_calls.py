@@ -14,7 +14,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
-from crossdock._core import PieceMaker, low_latency_combine, low_latency_dispatch, no_event  # noqa: E402
+from crossdock._core import (  # noqa: E402
+    PieceMaker,
+    elastic_combine,
+    elastic_dispatch_again,
+    low_latency_combine,
+    low_latency_dispatch,
+    no_event,
+)
 
 import crossdock as ep  # noqa: E402
 import stub_libraries  # noqa: E402
@@ -129,6 +136,36 @@ def test_combines_that_differ_are_left_to_python(one: OneRank) -> None:
     assert low_latency_combine(pools, *given, None, False) is None
     with pytest.raises(AssertionError, match="the buffer of this handle is destroyed"):
         _ = handle.round_trip.handle
+
+
+def test_elastic_calls_along_a_handle_are_recognised_once_they_were_found_right(one: OneRank) -> None:
+    """Those of rows that go as they are, with all that goes along them, dense or not."""
+    [comm] = ep.Communicator.create_threads(1)
+    buffer: Any = deep_ep.ElasticBuffer(comm, explicitly_destroy=True)
+    x, weights, wide = one.x, one.weights, torch.full((TOKENS, 2 * TOPK), 0.5)[:, ::2]
+    handle = buffer.dispatch(x, one.ids, wide, num_experts=NUM_EXPERTS)[3]
+    lease = handle._lease
+
+    def again(x: Any, weights: Any = None) -> Any:
+        return elastic_dispatch_again(lease, x, None, weights, None, 0, False, False)
+
+    for given in (weights, wide):
+        assert again(x, given) is None
+        rows, _, own, _, _ = buffer.dispatch(x, handle=handle, topk_weights=given)
+        received, _, returned = again(x, given)
+        assert torch.equal(received, rows) and torch.equal(returned, own)
+    assert again(x) is None and again(x[:2], weights) is None and again(x.float(), weights) is None
+    odd = x[:, : HIDDEN - 1].contiguous()  # is padded
+    assert torch.equal(buffer.dispatch(odd, handle=handle)[0], odd) and again(odd) is None
+
+    bias = torch.ones(TOKENS, 2 * HIDDEN, dtype=torch.bfloat16)[:, ::2]
+    assert elastic_combine(lease, rows, own, bias, None, 0, False) is None
+    sums, weights, _ = buffer.combine(rows, handle, own, bias)
+    made = elastic_combine(lease, rows, own, bias, None, 0, False)
+    assert torch.equal(made[0], sums) and torch.equal(made[1], weights) and torch.equal(sums, x + 1)
+    assert elastic_combine(lease, rows, None, None, None, 0, False) is None
+    assert elastic_combine(lease, rows, own, bias, None, 0, True) is None
+    buffer.destroy()
 
 
 def test_events_of_calls_without_one_are_their_callers_own() -> None:
