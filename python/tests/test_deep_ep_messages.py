@@ -103,6 +103,9 @@ def test_arguments_are_named() -> None:
             (lambda: low_latency(None, ids, M, E, async_finish=True), "x is of type NoneType, expected"),
             (lambda: combine(None, ids, weights, sent, async_finish=True), "x is of type NoneType, expected"),
             (lambda: buffer.combine(None, handle, async_finish=True), "x is of type NoneType, expected"),
+            (lambda: buffer.dispatch(None, handle=handle, async_finish=True), "x is of type NoneType, expected"),
+            (lambda: buffer.dispatch(far["x"], handle=handle, async_finish=True), "x is on device meta, allowed"),
+            (lambda: buffer.combine(rows.to("meta"), handle, async_finish=True), "x is on device meta, expected cpu"),
             (
                 lambda: elastic.combine(None, of_elastic, async_with_compute_stream=True),
                 "x is of type NoneType, expected",

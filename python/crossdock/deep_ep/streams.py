@@ -116,7 +116,7 @@ class CommStream:
         further = handle_of(further_event, "previous_event_before_epilogue")
         if event is None and further is None and not is_async:
             return work(*arguments), no_event()
-        if device.type == "cpu":
+        if device.type != "cuda":  # work refuses others than CPUs
             return work(*arguments), EventOverlap(EventHandle() if is_async else None)
         index = index_of(device)
         current, own = current_stream(index), self.side(torch.device("cuda", index)).stream
