@@ -64,20 +64,6 @@ nb::object tuple_of_type(nb::handle type, const Items&... items) {
     return nb::steal(made);
 }
 
-// Fills the lease's handle and the list that it goes back to.
-void take_handle(const LowLatencyForm& form, LowLatencyLease& lease, bool is_captured) {
-    const Py_ssize_t num = PyList_GET_SIZE(form.free.ptr());
-    if (num > 0 && !is_captured) {
-        lease.taken = nb::borrow(PyList_GET_ITEM(form.free.ptr(), num - 1));
-        lease.free = form.free;
-        expect_python(PyList_SetSlice(form.free.ptr(), num - 1, num, nullptr) == 0);
-        return;
-    }
-    const auto found = nb::cast<nb::tuple>(form.pool.attr("take")(form.num_topk));
-    lease.taken = found[0];
-    lease.free = found[1];
-}
-
 // Update and dispatch; FP8 where scales is not None.
 void route_and_dispatch(Handle& handle, nb::handle topk_idx, nb::handle tokens, nb::handle rows, nb::handle counters,
                         nb::handle scales, bool transposed_scales, bool send_only, bool round_scales,
@@ -170,7 +156,7 @@ nb::object dispatch_along(nb::handle object, nb::handle x, nb::handle topk_idx, 
     lease.version = version_of(topk_idx);
     lease.combine_buffer = lease.sources = nb::none();
     const bool is_captured = (!form.is_cpu || turn.has_streams()) && is_capturing();
-    take_handle(form, lease, is_captured);
+    lease.take(form.pool, form.free, form.num_topk, is_captured);
     const auto make = [&](const nb::object& maker) { return nb::cast<PairMaker&>(maker).make(is_captured); };
     const nb::object counts = nb::cast<PieceMaker&>(form.counts).make(is_captured);
     const nb::object rows = make(form.rows);
@@ -276,9 +262,7 @@ int LowLatencyLease::visit(visitproc visit, void* arg) const {
 }
 
 void LowLatencyLease::clear() {
-    if (taken.is_valid() && free.is_valid() && !is_pending && nb::cast<const Handle&>(taken).is_usable()) {
-        if (PyList_Append(free.ptr(), taken.ptr()) != 0) PyErr_Clear();
-    }
+    if (!is_pending) give_back();
     for (nb::object* held : {&form, &taken, &free, &topk_idx, &bound, &combine_buffer, &sources}) held->reset();
 }
 

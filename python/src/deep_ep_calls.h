@@ -7,6 +7,7 @@
 #include <nanobind/nanobind.h>
 
 #include "forms.h"
+#include "pooled_handle.h"
 #include "torch_maker.h"
 
 namespace crossdock::python {
@@ -32,10 +33,8 @@ struct LowLatencyForm {
 
 // crossdock._core.LowLatencyLease: a handle that serves one dispatch and the combines that follow it, given back when
 // this object goes, unless its receive half was never called: then it goes for good.
-struct LowLatencyLease {
+struct LowLatencyLease : PooledHandle {
     nanobind::object form;
-    nanobind::object taken;     // the Handle
-    nanobind::object free;      // the list that it goes back to
     nanobind::object topk_idx;  // read until the last combine
     nanobind::object bound;     // what the next combine goes by
     nanobind::object combine_buffer, sources;

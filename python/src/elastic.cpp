@@ -109,20 +109,6 @@ struct DispatchCall {
     }
 };
 
-// Fills the lease's handle and the list that it goes back to.
-void take_handle(const ElasticPlan& plan, ElasticLease& lease, bool is_captured) {
-    const Py_ssize_t num = PyList_GET_SIZE(plan.free.ptr());
-    if (num > 0 && !is_captured) {
-        lease.taken = nb::borrow(PyList_GET_ITEM(plan.free.ptr(), num - 1));
-        lease.free = plan.free;
-        if (PyList_SetSlice(plan.free.ptr(), num - 1, num, nullptr) != 0) nb::raise_python_error();
-        return;
-    }
-    const auto found = nb::cast<nb::tuple>(plan.pool.attr("take")(plan.num_topk));
-    lease.taken = found[0];
-    lease.free = found[1];
-}
-
 nb::object elastic_dispatch(nb::handle plan_object, nb::handle x, nb::handle scales, nb::handle routed_by,
                             nb::handle weighted_by, nb::handle statistics, int64_t num_rows, int64_t num_sources,
                             unsigned int num_sms, unsigned int tag, bool copies_topk_idx, bool zero_padding,
@@ -139,7 +125,7 @@ nb::object elastic_dispatch(nb::handle plan_object, nb::handle x, nb::handle sca
     lease.topk_idx = topk_idx;
     lease.num_tokens = ids.shape[0];
     lease.num_rows = num_rows;
-    take_handle(plan, lease, is_captured);
+    lease.take(plan.pool, plan.free, plan.num_topk, is_captured);
     auto& handle = nb::cast<Handle&>(lease.taken);
     handle.expect_open();
 
@@ -271,9 +257,7 @@ int ElasticLease::visit(visitproc visit, void* arg) const {
 }
 
 void ElasticLease::clear() {
-    if (taken.is_valid() && free.is_valid() && nb::cast<const Handle&>(taken).is_usable()) {
-        if (PyList_Append(free.ptr(), taken.ptr()) != 0) PyErr_Clear();
-    }
+    give_back();
     for (nb::object* held : {&plan, &taken, &free, &topk_idx}) held->reset();
 }
 

@@ -7,6 +7,7 @@
 #include <nanobind/nanobind.h>
 
 #include "forms.h"
+#include "pooled_handle.h"
 #include "torch_maker.h"
 
 namespace crossdock::python {
@@ -32,10 +33,8 @@ struct ElasticPlan {
 
 // crossdock._core.ElasticLease: a handle that serves one dispatch, its repetitions and its combines. It goes back to
 // the pool with this object.
-struct ElasticLease {
+struct ElasticLease : PooledHandle {
     nanobind::object plan;
-    nanobind::object taken;     // the Handle
-    nanobind::object free;      // the list that it goes back to
     nanobind::object topk_idx;  // which the library reads
     int64_t num_tokens = 0, num_rows = 0;
 
