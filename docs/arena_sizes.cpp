@@ -37,7 +37,7 @@ int main(int argc, char** argv) {
     for (int i = 1; i < argc && i <= 7; ++i) shape[i - 1] = static_cast<uint32_t>(std::strtoul(argv[i], nullptr, 10));
     // As on GPUs: all rows may be LL128 rows.
     const LlGeometry geometry{shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[2]};
-    const LlHandleLayout handle = LlHandleLayout::of(geometry.num_ranks, geometry.max_tokens, geometry.topk);
+    const LlHandleLayout handle = LlHandleLayout::of(geometry.num_ranks, geometry.max_tokens, geometry.topk, false);
     print_arena(LlArenaLayout::of(geometry), geometry.num_buffers);
     std::printf("\nslot or cell %llu bytes; a handle %llu bytes\n",
                 static_cast<unsigned long long>(geometry.row_stride()), static_cast<unsigned long long>(handle.bytes));

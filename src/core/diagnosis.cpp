@@ -136,6 +136,8 @@ const char* name_of(PeerNumber number) {
             return "as the windows and offsets of its tensors";
         case PeerNumber::kEndInWindow:
             return "rows from the beginning of its tensor to the last one that is sent to it";
+        case PeerNumber::kCell:
+            return "as the cell of a returned row";
     }
     return "";
 }

@@ -19,7 +19,8 @@ enum class PeerNumber : uint32_t {
     kExpertsOfToken,  // HT
     kWindowOffset,    // HT; of kDisagrees: folded_window_offset (kernels/agreement.h)
     kWindows,         // of kDisagrees: hashes of where both ranks' tensors lie in their windows
-    kEndInWindow      // HT
+    kEndInWindow,     // HT
+    kCell             // LL
 };
 
 }  // namespace crossdock

@@ -151,8 +151,9 @@ TEST(Sizes, ExtremeNumbersNeverWrap) {
                                     const LlGeometry arena = ll_geometry(config, config.max_tokens, layout, largest);
                                     const Wide slots = Wide{config.num_ranks} * config.max_tokens;
                                     judge(kNumBuffers * slots * config.max_token_bytes, LlArenaLayout::of(arena).bytes);
-                                    judge(8 * slots * largest,
-                                          LlHandleLayout::of(config.num_ranks, config.max_tokens, largest).bytes);
+                                    judge(8 * slots * largest, LlHandleLayout::of(config.num_ranks, config.max_tokens,
+                                                                                  largest, config.has_several_teams())
+                                                                   .bytes);
                                 }
                             } catch (const Error& error) {
                                 EXPECT_TRUE(error.code() == ncclInvalidArgument || error.code() == ncclInvalidUsage)

@@ -25,6 +25,7 @@ MODELLED_NODES = (2, 4, 8, 32)
 
 SIGNAL_BYTES = 8
 ENTRY_BYTES = 16
+CELL_BYTES = 16  # before a returned row
 NIC_BYTES_PER_US = 50_000  # 400 Gb/s
 
 
@@ -39,7 +40,7 @@ class Operation:
     """What one rank sends to other nodes, expected. entries: number of peers; signals: those behind other puts."""
 
     def __init__(self, rows, row_bytes, puts, put_bytes, signals, entries):
-        self.rows, self.puts = rows, rows + puts + entries
+        self.rows, self.puts = rows, puts + entries
         self.bytes = rows * row_bytes + put_bytes + signals * SIGNAL_BYTES + entries * (ENTRY_BYTES + SIGNAL_BYTES)
 
 
@@ -47,7 +48,7 @@ def dispatch(ranks, lsa_team, tokens, topk, experts, row_bytes, distinct, with_r
     """with_rows: the share of GIN peers that get any row."""
     remote = ranks - lsa_team
     rows = tokens * distinct * remote / ranks
-    header_bytes = 16 * (1 + topk)
+    header_bytes = 16 * (2 + topk)
     count_bytes = 8 * (with_rows * (1 + experts // ranks) + (1 - with_rows))
     return Operation(rows, row_bytes + header_bytes, remote * (1 + with_rows), remote * count_bytes, remote, remote)
 
@@ -55,7 +56,8 @@ def dispatch(ranks, lsa_team, tokens, topk, experts, row_bytes, distinct, with_r
 def combine(ranks, lsa_team, tokens, rows_of_token, row_bytes, with_rows):
     remote = ranks - lsa_team
     rows = tokens * rows_of_token * remote / ranks
-    return Operation(rows, row_bytes, remote * with_rows, remote * with_rows * 8, remote * with_rows, remote)
+    row_bytes += CELL_BYTES
+    return Operation(rows, row_bytes, 2 * remote * with_rows, remote * with_rows * 8, remote * with_rows, remote)
 
 
 def counted_model(run):

@@ -53,8 +53,9 @@ LlGeometry ll_geometry(const GroupConfig& config, uint32_t ll128_tokens, ncclEpL
     geometry.num_experts = config.num_experts;
     geometry.max_tokens = config.max_tokens;
     geometry.row_capacity = static_cast<uint32_t>(align_up(config.max_token_bytes, 16));
-    geometry.topk = topk;
+    geometry.topk = static_cast<uint16_t>(topk);
     geometry.ll128_tokens = ll128_tokens;
+    geometry.has_several_teams = config.has_several_teams();
     geometry.num_buffers = config.zero_copy == NCCL_EP_ZERO_COPY_ON ? kFewestBuffers : kNumBuffers;
     geometry.cells_per_token = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? topk : std::min(topk, config.num_ranks);
     constexpr uint64_t kLargestBytes = uint64_t{1} << 48;

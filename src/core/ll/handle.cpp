@@ -26,7 +26,9 @@ void check_handle(const Group& group, ncclEpLayout_t layout, int num_topk) {
 size_t LlHandle::memory_bytes(const Group& group, ncclEpLayout_t layout, int num_topk) {
     check_handle(group, layout, num_topk);
     const GroupConfig& settings = group.config();
-    return LlHandleLayout::of(settings.num_ranks, settings.max_tokens, static_cast<uint32_t>(num_topk)).bytes;
+    return LlHandleLayout::of(settings.num_ranks, settings.max_tokens, static_cast<uint32_t>(num_topk),
+                              settings.has_several_teams())
+        .bytes;
 }
 
 std::shared_ptr<Handle> LlHandle::create(const std::shared_ptr<Group>& group, ncclEpLayout_t layout, int num_topk,
@@ -55,7 +57,8 @@ void LlHandle::release_memory() {
 }
 
 LlHandleLayout LlHandle::layout() const {
-    return LlHandleLayout::of(group_->config().num_ranks, group_->config().max_tokens, topk_);
+    const GroupConfig& config = group_->config();
+    return LlHandleLayout::of(config.num_ranks, config.max_tokens, topk_, config.has_several_teams());
 }
 
 LlCommon LlHandle::common(OperationKind operation, bool send_only) const {
@@ -69,6 +72,7 @@ LlCommon LlHandle::common(OperationKind operation, bool send_only) const {
     common.halves = send_only ? kSendHalf : kSendHalf | kReceiveHalf;
     common.state = reinterpret_cast<LlArenaState*>(arena_->state.data());
     common.handle = layout().offsets;
+    common.cells = layout().cells;
     common.handle_memory = memory_;
     common.scope = group_->wait_scope(operation, number_);
     common.scope.entries = common.peers.at(common.rank, common.offsets.entries.offset);

@@ -214,11 +214,6 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args, uint32_t nu
     }
     warp_layout.receive_warps = warp_layout.warps_per_block;
     args.segments = (args.row_bytes + args.segment_bytes - 1) / args.segment_bytes;
-    if (group.config().has_several_teams()) {
-        // Every stage has rows of its own in the outbox.
-        blocks = std::min(blocks, common.outbox.num_rows);
-        warp_layout.num_stages = std::min(warp_layout.num_stages, common.outbox.num_rows / blocks);
-    }
     const bool has_row_per_choice = common.expert_major && args.wire != LlCombineWire::kSums;
     const uint32_t rows = common.num_tokens * (has_row_per_choice ? common.topk : most_targets(common));
     args.own_rows_stay = own_rows_stay(group, args, rows);

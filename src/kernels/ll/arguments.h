@@ -69,6 +69,7 @@ struct LlCommonOf {
     // Groups of several LSA teams.
     Reach reach;
     LlOutbox outbox;
+    Region<uint32_t> cells;  // in the handle's memory (LlHandleLayout)
 
     LlOverlap overlap;
 

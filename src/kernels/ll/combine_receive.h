@@ -153,9 +153,12 @@ class CombineReceive {
             const bool is_alike = rank < kRanksSeenAtOnce && (alike >> (rank & (kRanksSeenAtOnce - 1)) & 1) != 0;
             all_alike = all_alike && ctx_.warp_all(!is_summed || is_alike);
             if (!is_summed) continue;
-            summands_.index[at] = is_own && is_row_here(choice.own_row)
-                                      ? summand_of_own_row(choice.own_row)
-                                      : static_cast<int64_t>(cell_of(c_, token, per_choice ? k : target_idx));
+            summands_.index[at] =
+                is_own && is_row_here(choice.own_row)
+                    ? summand_of_own_row(choice.own_row)
+                    : static_cast<int64_t>(kHasGinPeers
+                                               ? *returned_cell(c_, per_choice, token, per_choice ? k : target_idx)
+                                               : cell_of(c_, token, per_choice ? k : target_idx));
             summands_.weight[at] = choice.weight;
             summands_.ranks[at] = rank;
         }
@@ -380,15 +383,12 @@ class CombineReceive {
         });
         ctx_.warp_sync();
     }
-    // Waits for a GIN peer's cell. The peer puts a flag only for a cell that stays empty.
+    // Waits for a GIN peer's rows, then reads what is said of this one.
     CROSSDOCK_DEVICE bool wait_gin_cell(uint32_t rank, uint32_t cell, uint64_t& content) const {
-        uint64_t unused = 0;
-        if (!wait_gin(op_, WaitStep::kRow, Signal::kData, rank) ||
-            !op_.wait_word(WaitStep::kRow, rank, op_.counts(c_.rank, rank), unused))
-            return false;
-        const uint64_t word = ctx_.load_relaxed_system(op_.flag(c_.rank, cell));
-        content = word_epoch(word) == op_.epoch ? word_payload(word) : uint64_t{kCellRow};
-        return true;
+        const auto* flag = reinterpret_cast<const uint64_t*>(op_.row(c_.rank, cell) - op_.row_front());
+        return wait_gin(op_, WaitStep::kRow, Signal::kData, rank) &&
+               op_.wait_word(WaitStep::kRow, rank, op_.counts(c_.rank, rank), content) &&
+               op_.wait_word(WaitStep::kRow, rank, flag, content);
     }
     CROSSDOCK_DEVICE void sum_quantised_rows(uint32_t count, uint32_t first, uint32_t num, std::byte* out) const {
         const uint32_t elements = args_.row_bytes / 2;

@@ -194,7 +194,8 @@ class CombineSend {
     template <typename Begin>
     CROSSDOCK_DEVICE bool run(Begin begin) {
         const bool overlaps = waits_for_experts(args_);
-        if (sends_plain_rows() && !overlaps) {
+        const bool starts_early = !overlaps && !kHasGinPeers;
+        if (sends_plain_rows() && starts_early) {
             if (const RowStage::Lead lead{ctx_}) plain_.start();
         }
         const auto begin_and_announce = [&] {
@@ -209,18 +210,15 @@ class CombineSend {
         };
         const bool runs = kHasGinPeers || overlaps ? begin_and_announce() : ll128_.run(begin_and_announce);
         if (!runs) {
-            if (sends_plain_rows() && !overlaps && is_leader(ctx_)) plain_.abandon();
+            if (sends_plain_rows() && starts_early && is_leader(ctx_)) plain_.abandon();
             return false;
         }
         if (overlaps && !kHasGinPeers) Ll128Returns<kDType, Op>::run_as_done(ctx_, args_, op_);
-        if (sends_plain_rows()) {
-            if (const RowStage::Lead lead{ctx_}) {
-                if (overlaps) plain_.start();
-                plain_.run();
-            }
+        if constexpr (kHasGinPeers) {
+            send_parts();
+        } else {
+            send_rows(!overlaps);
         }
-        if (kForms == RowForms::kBoth && has_computed_rows(args_)) ComputedReturns<kDType, Op>(op_).run();
-        finish_puts();
         return true;
     }
 
@@ -232,15 +230,55 @@ class CombineSend {
         return kForms == RowForms::kBoth && !has_computed_rows(args_) && ctx_.warp_idx() < c_.warp_layout.num_stages;
     }
 
-    // After the rows for GIN peers, to each peer whose rows return: a word that names the operation, and the signal.
-    CROSSDOCK_DEVICE void finish_puts() const {
-        tell_gin_peers(op_, [&](uint32_t peer) {
-            if (received_from(c_, peer)->rows == 0) return;
-            // Rows of experts that did not come have been left out, and cells of GIN peers have no flags.
+    CROSSDOCK_DEVICE void send_rows(bool has_started, const CrossingPart& part = {}) {
+        if (sends_plain_rows()) {
+            if (const RowStage::Lead lead{ctx_}) {
+                if (!has_started) plain_.start();
+                plain_.run();
+            }
+        }
+        if (kForms == RowForms::kBoth && has_computed_rows(args_)) ComputedReturns<kDType, Op>(op_, part).run();
+    }
+    // Groups of several LSA teams. Rows for GIN peers first, since they take longest, as many at a time as the outbox
+    // holds.
+    CROSSDOCK_DEVICE void send_parts() {
+        const uint32_t crossing = ReturnList<Op>(op_, false).crossing_rows();
+        const uint32_t most = c_.outbox.num_rows;
+        CROSSDOCK_ROLLED
+        for (CrossingPart part;; part.first += part.rows) {
+            part.rows = crossing - part.first < most ? crossing - part.first : most;
+            plain_.choose(part);
+            send_rows(false, part);
+            if (part.rows == 0) return;
+            put_part(part);
+        }
+    }
+    // Puts the rows of a part, all those for one peer together. After a peer's last ones: a word that names the
+    // operation, and the signal.
+    CROSSDOCK_DEVICE void put_part(const CrossingPart& part) const {
+        const ReturnList<Op> list(op_, false);
+        const uint32_t end = part.first + part.rows;
+        const auto tell = [&](uint32_t peer) {
+            // Rows of experts that did not come have been left out.
             if (waits_for_experts(args_) && has_failed(ctx_, c_.scope)) return;
+            const uint32_t first_of_peer = list.crossing_before(peer);
+            const uint32_t end_of_peer = list.crossing_before(peer + 1);
+            const uint32_t from = first_of_peer < part.first ? part.first : first_of_peer;
+            const uint32_t to = end_of_peer < end ? end_of_peer : end;
+            if (from >= to) return;
+            const uint64_t cell = list.cell_at(peer, from - first_of_peer);
+            if (cell + (to - from) > c_.offsets.num_cells) return;  // as ReturnList::has_cell
+            put(ctx_, c_.reach, peer, op_.slot_offset(static_cast<uint32_t>(cell)), outbox_row(op_, from - part.first),
+                uint64_t{to - from} * op_.row_stride());
+            if (to < end_of_peer) return;
             put_value_and_raise(ctx_, c_.reach, peer, op_.counts_offset(c_.rank), pack_word(op_.epoch, 0),
                                 raise_to_epoch(op_, Signal::kData, peer));
-        });
+        };
+        if (end < list.crossing_rows()) {
+            tell_and_empty_outbox(op_, tell);
+        } else {
+            tell_gin_peers(op_, tell);
+        }
     }
 
     const Op& op_;

@@ -20,6 +20,8 @@ class PlainReturns {
           list_(op, false),
           experts_(op) {}
 
+    // Which rows to send next.
+    CROSSDOCK_DEVICE void choose(const CrossingPart& part) { list_.choose(part); }
     // Starts loading the first row: before the operation is known, unless experts still compute. Call after a block
     // barrier that follows ReturnList::count.
     CROSSDOCK_DEVICE void start() {
@@ -37,7 +39,7 @@ class PlainReturns {
                 send();
             } else if (list_.has_cell(row_) && op_.wait_credit(row_.source)) {
                 note_cell_written(op_, row_);
-                leave_empty(op_, row_);
+                leave_empty(op_, row_, list_);
             }
             number_ += step_;
             find_and_load();
@@ -63,8 +65,7 @@ class PlainReturns {
     }
     CROSSDOCK_DEVICE void send() {
         const bool has_credit = list_.has_cell(row_) && op_.wait_credit(row_.source);
-        const CellTarget target(op_, row_, op_.warp(), turn_);
-        if (op_.is_gin_peer(row_.source)) ++turn_;
+        const CellTarget target(op_, row_, list_);
         if (has_credit) note_cell_written(op_, row_);
         CROSSDOCK_ROLLED
         for (uint32_t first = 0; first < args_.row_bytes; first += op_.c.warp_layout.chunk_bytes) {
@@ -80,7 +81,7 @@ class PlainReturns {
         if (!has_credit) return;
         RowStage::wait_stores(ctx_);
         ctx_.mark(Step::kCombineLanded);
-        target.finish(op_, row_, args_.row_bytes);
+        target.finish(op_, row_);
         ctx_.mark(Step::kCombineFlagged);
     }
 
@@ -94,7 +95,6 @@ class PlainReturns {
     uint32_t step_ = 0;
     uint32_t size_ = 0;
     uint32_t round_ = 0;  // loads of the stage
-    uint32_t turn_ = 0;   // rows for GIN peers
     bool is_there_ = false;
     Return row_;
 };
@@ -103,8 +103,10 @@ class PlainReturns {
 template <DType kDType, typename Op>
 class ComputedReturns {
   public:
-    CROSSDOCK_DEVICE explicit ComputedReturns(const Op& op)
-        : op_(op), ctx_(op.ctx), args_(op.args), list_(op, false), experts_(op) {}
+    CROSSDOCK_DEVICE explicit ComputedReturns(const Op& op, const CrossingPart& part = {})
+        : op_(op), ctx_(op.ctx), args_(op.args), list_(op, false), experts_(op) {
+        list_.choose(part);
+    }
 
     CROSSDOCK_DEVICE void run() {
         if (waits_for_experts(args_)) experts_.begin();
@@ -113,9 +115,8 @@ class ComputedReturns {
         const uint32_t warps = op_.warps();
         const uint32_t warp = op_.warp();
         const uint32_t total = list_.size();
-        uint32_t turn = 0;
         CROSSDOCK_ROLLED
-        for (uint32_t base = op_.block(); base < total; base += stages * blocks, ++turn) {
+        for (uint32_t base = op_.block(); base < total; base += stages * blocks) {
             const uint32_t left = (total - base + blocks - 1) / blocks;
             const uint32_t num = left < stages ? left : stages;
             const uint32_t parts = num < warps ? warps / num : 1;  // warps that share a row
@@ -133,7 +134,7 @@ class ComputedReturns {
                     const RowStage::Lead lead(ctx_);
                     if (lead && list_.find(base + i * blocks, row_) && list_.has_cell(row_) && are_experts_done() &&
                         op_.wait_credit(row_.source))
-                        send(i, row_first, turn);
+                        send(i, row_first);
                 }
                 ctx_.block_sync();
             }
@@ -178,10 +179,10 @@ class ComputedReturns {
         }
         ctx_.warp_sync();
     }
-    CROSSDOCK_DEVICE void send(uint32_t stage, uint32_t row_first, uint32_t turn) const {
+    CROSSDOCK_DEVICE void send(uint32_t stage, uint32_t row_first) const {
         const RowStage from = stage_of(ctx_, args_.shared, stage);
         const uint32_t chunk = chunk_at(row_first);
-        const CellTarget target(op_, row_, stage, turn);
+        const CellTarget target(op_, row_, list_);
         if (row_first == 0) note_cell_written(op_, row_);
         if (row_.row_idx >= 0) from.store(ctx_, target.memory() + row_first, 0, chunk);
         RowStage::end_group(ctx_);
@@ -189,9 +190,9 @@ class ComputedReturns {
         from.wait_reusable(ctx_);
         if (row_first + chunk < args_.wire_bytes) return;
         if (row_.row_idx >= 0) {
-            target.finish(op_, row_, args_.wire_bytes);
+            target.finish(op_, row_);
         } else {
-            leave_empty(op_, row_);
+            leave_empty(op_, row_, list_);
         }
     }
 

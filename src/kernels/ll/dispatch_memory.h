@@ -64,13 +64,14 @@ struct Announced {
 // After LlBlockHead.
 struct LlDispatchShared {
     SharedRegion<uint32_t> expert_counts;  // send: [experts] choices counted so far
-    SharedRegion<uint32_t> rank_counts;    // send: [ranks] rows counted so far
-    SharedRegion<uint32_t> first_rows;     // receive: [ranks][local experts]
-    SharedRegion<uint32_t> zones;          // receive: [3][local experts] of elastic dispatches
-    SharedRegion<uint32_t> received;       // receive: [5][ranks + 1]
-    SharedRegion<std::byte> plans;         // send: [stages] TokenPlan
-    SharedRegion<std::byte> placements;    // receive: [warps] Placement
-    SharedRegion<std::byte> stages;        // [stages + receive stages][stage_bytes]
+    // send: [ranks] rows counted so far; with several LSA teams, [2][ranks + 1] follow (RoutingCounter::first_rows).
+    SharedRegion<uint32_t> rank_counts;
+    SharedRegion<uint32_t> first_rows;   // receive: [ranks][local experts]
+    SharedRegion<uint32_t> zones;        // receive: [3][local experts] of elastic dispatches
+    SharedRegion<uint32_t> received;     // receive: [5][ranks + 1]
+    SharedRegion<std::byte> plans;       // send: [stages] TokenPlan
+    SharedRegion<std::byte> placements;  // receive: [warps] Placement
+    SharedRegion<std::byte> stages;      // [stages + receive stages][stage_bytes]
     uint32_t stage_bytes;
     uint32_t tail;  // in a stage's data, after a full chunk: scales
     uint32_t bytes;
@@ -83,7 +84,7 @@ struct LlDispatchShared {
             align_up(uint64_t{kStageHeadBytes} + warp_layout.chunk_bytes + align_up(scale_bytes, 16), 128));
         Cursor memory(16, LlBlockHead::bytes(arena.num_ranks));
         memory.take(shared.expert_counts, arena.num_experts);
-        memory.take(shared.rank_counts, arena.num_ranks);
+        memory.take(shared.rank_counts, arena.num_ranks + (arena.has_several_teams ? 2 * (arena.num_ranks + 1) : 0));
         memory.take(shared.first_rows, arena.num_experts);
         memory.take(shared.zones, uint64_t{3} * arena.experts_per_rank());
         memory.take(shared.received, uint64_t{5} * (arena.num_ranks + 1));

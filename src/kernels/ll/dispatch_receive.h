@@ -125,7 +125,7 @@ class DispatchReceive {
             const bool came = wait_as_warp(
                 ctx_, c_.scope, op_, WaitStep::kRow,
                 [&] {
-                    if (needs_header) header = headers_.load(slot, 0);
+                    if (needs_header) header = headers_.load(row.source, slot, 0);
                     wait.look(
                         ctx_, shape, op_.epoch,
                         [&](uint32_t i, Ll128Group& group) {

@@ -42,6 +42,7 @@ class PlainReceiver {
             const uint32_t k = base + op_.lane();
             header.origin.payload = send_.planner().header_word(own, 0, first_choice, 0);
             header.choice.payload = send_.planner().header_word(own, 0, first_choice, 1 + (k < c_.topk ? k : 0));
+            if (kHasGinPeers) header.cells.payload = send_.planner().header_word(own, 0, first_choice, 1 + c_.topk);
             return true;
         };
         Header header;

@@ -47,6 +47,7 @@ class DispatchSend {
     // After fetch and before the next block barrier: counts earlier tokens and quantises rows.
     CROSSDOCK_DEVICE void prepare() {
         empty_outbox(ctx_, c_);
+        counter_.find_cells();
         const TokenRun run = tokens();
         counter_.count(0, tokens_to_count(), first_ids_);
         if (run.begin < run.end) quantise_batch(batch_of(run.begin, run.end, 0), true);
@@ -60,7 +61,7 @@ class DispatchSend {
         }
         if (ctx_.block_idx() == ctx_.num_blocks() - 1) counter_.announce();
         send_tokens();
-        PlainSender<Op>(op_).finish_puts();
+        PlainSender<Op>(op_).put_rows();
         return true;
     }
 

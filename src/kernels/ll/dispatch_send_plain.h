@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch, send half: plain rows, which their flags follow, and rows for GIN peers.
+// Dispatch, send half: plain rows. Their flags follow them; those for GIN peers are stored in the outbox, and put when
+// all of them are there.
 #pragma once
 
 #include "kernels/ll/row_scales.h"
@@ -23,25 +24,24 @@ class PlainSender {
         if (own_stage >= batch.num) return;
         const TokenPlan of_token = planner_.plan_of(own_stage);
         const uint32_t targets = *of_token.num_targets;
-        const auto for_lsa_peers = [&](uint32_t begin, uint32_t step, auto act) {
+        const auto for_peers = [&](uint32_t begin, uint32_t step, auto act) {
             CROSSDOCK_ROLLED
             for (uint32_t target = begin; target < targets; target += step) {
                 const SendTask task = planner_.task_of(batch, of_token, own_stage, target);
-                if (task.row != nullptr && !op_.is_gin_peer(task.peer)) act(task);
+                if (task.row != nullptr) act(task);
             }
         };
         if (batch.row_first == 0) {
-            for_lsa_peers(0, 1, [&](const SendTask& task) {
+            for_peers(0, 1, [&](const SendTask& task) {
                 if (is_leader(ctx_)) op_.note_written(task.peer, task.slot);
                 if (is_leader(ctx_)) count_rows(ctx_, c_.reach, task.peer, 1, bytes_on_the_way());
-                planner_.send_header(task, args_.direct);
+                planner_.send_header(task, op_.is_gin_peer(task.peer) ? 0 : args_.direct);
             });
         }
         if (args_.wire == LlDispatchWire::kBytes) stage_at(own_stage).wait_loaded(ctx_, round);
         ctx_.mark(Step::kDispatchLoaded);
-        put_row(batch, of_token);
         for (RowStage::Turns turns(ctx_, op_.lane() < targets); turns.next();) {
-            for_lsa_peers(op_.lane(), kLanes, [&](const SendTask& task) { store_chunk(batch, task); });
+            for_peers(op_.lane(), kLanes, [&](const SendTask& task) { store_chunk(batch, task); });
         }
         if (planner_.own_rows_are_placed()) {
             if (const RowStage::Lead lead{ctx_}) store_own_row(batch, of_token);
@@ -49,9 +49,11 @@ class PlainSender {
         ctx_.warp_sync();
         if (batch.is_last_chunk) {
             planner_.keep_choices(batch, own_stage);  // while the stores are in flight
+            planner_.keep_cells(batch, own_stage);
             RowStage::wait_stores(ctx_);
             ctx_.mark(Step::kDispatchLanded);
-            for_lsa_peers(op_.lane(), kLanes, [&](const SendTask& task) {
+            for_peers(op_.lane(), kLanes, [&](const SendTask& task) {
+                if (op_.is_gin_peer(task.peer)) return ctx_.fence_landed();
                 ctx_.store_landed_system(op_.flag(task.peer, task.slot), pack_word(op_.epoch, 0));
             });
             ctx_.warp_sync();
@@ -61,23 +63,22 @@ class PlainSender {
         ctx_.warp_sync();
     }
 
-    // After the rows: headers, counts and the signal. Without rows only the first count is put.
-    CROSSDOCK_DEVICE void finish_puts() const {
+    // All rows for each GIN peer, with their headers; then counts and the signal. Without rows only the first count is
+    // put.
+    CROSSDOCK_DEVICE void put_rows() const {
         tell_gin_peers(op_, [&](uint32_t peer) {
-            const uint64_t counts = outbox_counts(c_, peer);
-            const uint64_t first = *reinterpret_cast<const uint64_t*>(in_outbox(c_, counts));
-            const uint64_t rows = word_payload(first) % kLl128Rows;
-            // This rank's own number, but read from memory that peers can write.
-            if (!op_.expect(PeerNumber::kRows, c_.rank, c_.arena.max_tokens, rows)) return;
+            const uint32_t* first_rows = RoutingCounter<Op>(op_).first_rows() + peer;
+            const uint32_t rows = first_rows[1] - first_rows[0];
             if (rows > 0) {
-                put(ctx_, c_.reach, peer, op_.header_offset(slot_of(c_, c_.rank, 0)), outbox_header(c_, peer, 0),
-                    rows * c_.offsets.header_stride);
+                put(ctx_, c_.reach, peer, op_.slot_offset(slot_of(c_, c_.rank, 0)), outbox_row(op_, first_rows[0]),
+                    uint64_t{rows} * op_.row_stride());
             }
             const Raise data = raise_to_epoch(op_, Signal::kData, peer);
             if (rows > 0 && c_.expert_major) {
-                put_and_raise(ctx_, c_.reach, peer, op_.counts_offset(c_.rank), counts, c_.offsets.count_stride, data);
+                put_and_raise(ctx_, c_.reach, peer, op_.counts_offset(c_.rank), outbox_counts(c_, peer),
+                              c_.offsets.count_stride, data);
             } else {
-                put_value_and_raise(ctx_, c_.reach, peer, op_.counts_offset(c_.rank), first, data);
+                put_value_and_raise(ctx_, c_.reach, peer, op_.counts_offset(c_.rank), pack_word(op_.epoch, rows), data);
             }
         });
     }
@@ -89,6 +90,7 @@ class PlainSender {
     // same offsets (WindowTerm).
     CROSSDOCK_DEVICE uint32_t wait_direct(uint32_t peer) const {
         if (args_.direct == 0 || peer == c_.rank) return args_.direct;
+        if (op_.is_gin_peer(peer)) return 0;
         TaggedWord entry{};
         const bool allows = op_.wait_entry(peer, entry) && op_.is_of(entry);
         return allows && Entry::parts(entry) == args_.direct ? args_.direct : 0;
@@ -127,39 +129,6 @@ class PlainSender {
     // Row, scales, header.
     CROSSDOCK_DEVICE uint64_t bytes_on_the_way() const {
         return uint64_t{bytes_with_scales(args_)} + c_.offsets.header_stride;
-    }
-
-    // A token's row for GIN peers is stored in the outbox once, and put from there into its slot at each GIN peer.
-    CROSSDOCK_DEVICE void put_row(const Batch& batch, const TokenPlan& of_token) const {
-        if constexpr (!kHasGinPeers) return;
-        const uint32_t own_stage = op_.warp();
-        const uint64_t outbox = outbox_row(c_, batch.first + own_stage);
-        bool is_stored = false;
-        CROSSDOCK_ROLLED
-        for (uint32_t target = 0; target < *of_token.num_targets; ++target) {
-            const SendTask task = planner_.task_of(batch, of_token, own_stage, target);
-            if (task.row == nullptr || !op_.is_gin_peer(task.peer)) continue;
-            if (batch.row_first == 0) planner_.send_header(task, 0);
-            const RowStage::Lead lead(ctx_);
-            if (!lead) continue;
-            if (batch.row_first == 0) op_.note_written(task.peer, task.slot);
-            if (!is_stored) store_in_outbox(batch, in_outbox(c_, outbox));
-            is_stored = true;
-            if (!batch.is_last_chunk) continue;
-            put(ctx_, c_.reach, task.peer, op_.row_offset(task.slot), outbox, bytes_with_scales(args_));
-            count_rows(ctx_, c_.reach, task.peer, 1, 0);
-        }
-        ctx_.warp_sync();
-    }
-    // The leader.
-    CROSSDOCK_DEVICE void store_in_outbox(const Batch& batch, std::byte* row) const {
-        const RowStage from = stage_at(op_.warp());
-        from.store(ctx_, row + batch.row_first, 0, batch.chunk);
-        if (has_scales(batch)) from.store(ctx_, row + args_.row_bytes, shared_.tail, scale_area(args_));
-        RowStage::end_group(ctx_);
-        if (!batch.is_last_chunk) return;
-        RowStage::wait_stores(ctx_);
-        ctx_.fence_landed();
     }
 
     const Op& op_;

@@ -40,7 +40,7 @@ CROSSDOCK_DEVICE bool read_elastic_header(const Op& op, const HeaderReader<Op>& 
         if (!op.ctx.warp_all(headers.expect_origin(row.source, origin, 0))) return false;
         if (base == 0 && is_leader(op.ctx)) {
             *placement.direct = 0;
-            if (writes) headers.record_origin(row, number, origin, record);
+            if (writes) headers.record_origin(row, number, origin, headers.cell_of_row(origin, header), record);
             if (source != nullptr) {
                 source[0] = static_cast<int32_t>(row.source * call.origin_stride + origin.token_idx);
                 source[1] = static_cast<int32_t>(number);

@@ -64,13 +64,28 @@ struct RowOrigin {
     static constexpr uint32_t kFirstChoiceShift = kDirectShift + kDirectBits;
 };
 
+// With several LSA teams, the word behind a row's choices. Cells are then numbered by the rank that fills them, so that
+// a put fills many: those of the ranks below come first, then one for each row that the rank returns, in its order.
+struct ReturnCells {
+    uint32_t row;     // the cell of the row that returns for this one
+    uint32_t choice;  // the same of the first choice of an expert here, if a row per choice returns
+
+    CROSSDOCK_HOST_DEVICE static constexpr ReturnCells of(uint64_t payload) {
+        return {static_cast<uint32_t>(payload), static_cast<uint32_t>(payload >> 32)};
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t payload() const { return uint64_t{choice} << 32 | row; }
+};
+// With several LSA teams, the bytes before a cell's row: the word that the cell's flag holds otherwise.
+inline constexpr uint32_t kCellFront = 16;
+
 // The numbers that an arena is made for. Handles with fewer choices use the same strides.
 struct LlGeometry {
     uint32_t num_ranks;
     uint32_t num_experts;
     uint32_t max_tokens;       // per rank and operation
     uint32_t row_capacity;     // bytes of a token row with its scales, a multiple of 16
-    uint32_t topk;             // the largest
+    uint16_t topk;             // the largest
+    bool has_several_teams;    // LSA teams: a slot has room for its header, too
     uint32_t cells_per_token;  // rows that may return for one token
     uint32_t num_buffers;      // at most kNumBuffers
     uint32_t ll128_tokens;     // ranks with at most this many tokens may send LL128 rows
@@ -78,12 +93,13 @@ struct LlGeometry {
     CROSSDOCK_HOST_DEVICE constexpr bool fits_all_in_ll128() const { return ll128_tokens == max_tokens; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t experts_per_rank() const { return num_experts / num_ranks; }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t row_stride() const {  // of either form
+        if (has_several_teams) return align_up(sizeof(TaggedWord) * header_words() + row_capacity, 128);
         return ll128_tokens > 0 ? uint64_t{kLineBytes} * lines_of(row_capacity) : align_up(row_capacity, 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t num_slots() const { return uint64_t{num_ranks} * max_tokens; }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t num_cells() const { return uint64_t{max_tokens} * cells_per_token; }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t count_words_per_source() const { return 1 + experts_per_rank(); }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t header_words() const { return 1 + topk; }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t header_words() const { return 1 + topk + (has_several_teams ? 1 : 0); }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t num_rows() const {
         return num_slots() > num_cells() ? num_slots() : num_cells();
     }
@@ -164,8 +180,9 @@ struct LlArenaState {
     // `epoch` reads it, and the one before has written it.
     uint64_t free_from[2][kNumBuffers];
     uint32_t tickets;
-    uint32_t blocks_done;  // only with masks
-    uint32_t blocks_put;   // only in groups of several LSA teams
+    uint32_t blocks_done;       // only with masks
+    uint32_t blocks_put;        // only in groups of several LSA teams, as the next
+    uint32_t outboxes_emptied;  // during combines; only grows
 };
 
 // In one word, from the upper end: epoch, latest buffer, held buffers.

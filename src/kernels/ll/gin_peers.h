@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// GIN peers in LL operations. Rows, headers and counts are put from the outbox to where an LSA peer would have stored
-// them; a signal after them means that all data of the operation has arrived. So a receiver waits for one word per
-// source, and then finds the same as from an LSA peer. The signal may belong to a later operation, if the peer skipped
-// this one because it lost this rank; so a word next to the data names the data's operation.
+// GIN peers in LL operations. All rows for a peer are put together. So in groups of several LSA teams slots and cells
+// have no gaps, and begin with what is said of their row (a header, or a cell's flag); one rank fills consecutive ones
+// (ReturnCells). The last block to store its rows puts, since a put takes far longer than to store all rows. A signal
+// after the last put means that all data of the operation has arrived, so a receiver waits for one word per source. The
+// signal may belong to a later operation, if the peer skipped this one because it lost this rank; so a word outside the
+// rows names the data's operation.
 #pragma once
 
 #include "kernels/ll/peers.h"
@@ -16,11 +18,9 @@ CROSSDOCK_DEVICE std::byte* in_outbox(const auto& c, uint64_t offset) { return c
 CROSSDOCK_DEVICE uint64_t outbox_counts(const auto& c, uint32_t peer) {
     return c.outbox.counts.offset + uint64_t{peer} * c.offsets.count_stride;
 }
-CROSSDOCK_DEVICE uint64_t outbox_header(const auto& c, uint32_t peer, uint32_t i) {
-    return c.outbox.headers.offset + uint64_t{slot_of(c, peer, i)} * c.offsets.header_stride;
-}
-CROSSDOCK_DEVICE uint64_t outbox_row(const auto& c, uint32_t row) {
-    return c.outbox.rows.offset + uint64_t{row} * c.offsets.row_stride;
+// A slot or cell.
+CROSSDOCK_DEVICE uint64_t outbox_row(const auto& op, uint32_t row) {
+    return op.c.outbox.rows.offset + uint64_t{row} * op.row_stride();
 }
 
 // Before the outbox is written: waits until the network has read what earlier operations have put.
@@ -42,7 +42,7 @@ CROSSDOCK_DEVICE bool wait_gin_as_warp(const auto& op, WaitStep step, Signal sig
     return op.ctx.warp_broadcast(came ? 1u : 0u) != 0;
 }
 
-// By all blocks. Returns true in all threads of the last block to finish its puts.
+// By all blocks. Returns true in all threads of the last block to come here.
 CROSSDOCK_DEVICE bool is_last_to_put(const Ctx& ctx, const auto& c) {
     uint32_t* verdict = &block_head(ctx).verdict;
     ctx.block_sync();
@@ -58,14 +58,38 @@ CROSSDOCK_DEVICE bool is_last_to_put(const Ctx& ctx, const auto& c) {
     return is_last;
 }
 
-// After all blocks' puts, one thread per peer calls tell(peer), which puts the last data and raises the signal.
+// When all blocks have come here, one thread of the last one calls tell(peer) for each peer, which puts what all have
+// stored in the outbox. Returns true in the last block.
 template <typename Tell>
-CROSSDOCK_DEVICE void tell_gin_peers(const auto& op, Tell tell) {
-    if constexpr (!kHasGinPeers) return;
-    if (!is_last_to_put(op.ctx, op.c)) return;
+CROSSDOCK_DEVICE bool tell_gin_peers(const auto& op, Tell tell) {
+    if constexpr (!kHasGinPeers) return false;
+    if (!is_last_to_put(op.ctx, op.c)) return false;
     for_threads(op.ctx, op.c.arena.num_ranks, [&](uint32_t peer) {
         if (op.is_gin_peer(peer) && op.wait_credit(peer)) tell(peer);
     });
+    op.ctx.block_sync();
+    return true;
+}
+
+// The same where the outbox is used again: returns in all blocks when the network has read it. All blocks are resident,
+// and what they wait for here has a timeout.
+template <typename Tell>
+CROSSDOCK_DEVICE void tell_and_empty_outbox(const auto& op, Tell tell) {
+    uint32_t* const emptied = &op.c.state->outboxes_emptied;
+    const bool is_first_thread = thread_idx(op.ctx) == 0;
+    const uint32_t before = is_first_thread ? op.ctx.load_acquire_device(emptied) : 0;
+    const bool is_last = tell_gin_peers(op, tell);
+    if (is_first_thread && is_last) {
+        flush_network(op.c.reach.network);
+        op.ctx.add_acq_rel_device(emptied, 1);
+    } else if (is_first_thread) {
+        poll_until(
+            op.ctx, [&] { return op.ctx.load_acquire_device(emptied); }, [&](uint64_t seen) { return seen != before; },
+            [&](uint64_t) {
+                op.ctx.pause(op.start_ns + op.c.scope.timeout_ns);
+                return true;
+            });
+    }
     op.ctx.block_sync();
 }
 

@@ -48,9 +48,10 @@ struct LlHandleOffsets {
 struct LlHandleLayout {
     LlHandleOffsets offsets;
     Region<int32_t> dispatched_ids;  // [tokens][topk], -1: dropped
+    Region<uint32_t> cells;  // with several LSA teams: [2][tokens][topk], of a token's choices, and of its ranks
     uint64_t bytes;
 
-    static constexpr LlHandleLayout of(uint32_t num_ranks, uint32_t max_tokens, uint32_t topk) {
+    static constexpr LlHandleLayout of(uint32_t num_ranks, uint32_t max_tokens, uint32_t topk, bool has_several_teams) {
         LlHandleLayout layout{};
         LlHandleOffsets& parts = layout.offsets;
         parts.record_stride = static_cast<uint32_t>(align_up(sizeof(RowRecord) + sizeof(int32_t) * topk, 16));
@@ -62,6 +63,7 @@ struct LlHandleLayout {
         memory.align(alignof(int32_t));
         memory.take(parts.own_rows, parts.choices_of_source);
         memory.take(layout.dispatched_ids, parts.choices_of_source);
+        if (has_several_teams) memory.take(layout.cells, uint64_t{2} * parts.choices_of_source);
         layout.bytes = memory.end();
         return layout;
     }

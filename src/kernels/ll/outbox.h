@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of an LL arena after its buffers, in groups of several LSA teams: signals, and the outbox, from which rows,
-// headers, counts and weights are put. One outbox per arena: an operation writes into it after the network has read the
-// previous contents.
+// counts and weights are put. One outbox per arena: an operation writes into it after the network has read the previous
+// contents.
 #pragma once
 
 #include "kernels/ll/geometry.h"
@@ -9,13 +9,10 @@
 
 namespace crossdock {
 
-inline constexpr uint32_t kFewestOutboxRows = 64;  // warps that return a row each
-
 struct LlOutbox {
     Region<uint64_t> counts;     // [ranks][1 + local experts]
-    Region<TaggedWord> headers;  // [ranks][tokens][1 + topk], as in the peer's buffer
     Region<TaggedWord> weights;  // [tokens][weight words]
-    Region<std::byte> rows;      // [num_rows]
+    Region<std::byte> rows;      // [num_rows], as in the peer's buffer; those for one peer are consecutive
     uint32_t num_rows;
 };
 
@@ -29,13 +26,11 @@ struct LlOutboxLayout {
         const LlOffsets& in_buffer = before.offsets;
         LlOutboxLayout layout{};
         LlOutbox& outbox = layout.outbox;
-        // As many rows as return here, if all ranks send the same number.
-        const uint64_t cells = geometry.num_cells();
-        outbox.num_rows = static_cast<uint32_t>(cells > kFewestOutboxRows ? cells : kFewestOutboxRows);
+        // All rows of a dispatch: each of them has a cell. A combine may fill the outbox several times.
+        outbox.num_rows = static_cast<uint32_t>(geometry.num_cells());
         Cursor arena(128, before.bytes);
         layout.words.lay_out(arena, geometry.num_ranks);
         arena.take(outbox.counts, geometry.num_ranks, in_buffer.count_stride);
-        arena.take(outbox.headers, geometry.num_slots(), in_buffer.header_stride);
         arena.take(outbox.weights, geometry.max_tokens, in_buffer.weight_stride);
         arena.take(outbox.rows, outbox.num_rows, geometry.row_stride());
         layout.bytes = arena.end();

@@ -24,6 +24,9 @@ CROSSDOCK_DEVICE uint32_t cell_of(const auto& c, uint32_t token, uint32_t index)
     return token * c.arena.cells_per_token + index;
 }
 
+// A row's header: its origin, choices and, with several LSA teams, ReturnCells.
+CROSSDOCK_DEVICE uint32_t header_words(const auto& c) { return 1 + c.topk + (kHasGinPeers ? 1 : 0); }
+
 // In the handle's memory.
 CROSSDOCK_DEVICE LlPending* pending_of(const auto& c) { return reinterpret_cast<LlPending*>(c.handle_memory); }
 CROSSDOCK_DEVICE LlReceived* received_from(const auto& c, uint32_t source) {
@@ -44,6 +47,12 @@ CROSSDOCK_DEVICE int32_t* own_row(const auto& c, uint32_t token, uint32_t k) {
 CROSSDOCK_DEVICE int32_t* dispatched_id(const auto& c, uint32_t token, uint32_t k) {
     return own_row(c, token, k) + c.handle.choices_of_source;
 }
+// With several LSA teams: the cell of the row of a token's k-th choice or, if one row per rank returns, of its k-th
+// rank.
+CROSSDOCK_DEVICE uint32_t* returned_cell(const auto& c, bool per_choice, uint32_t token, uint32_t k) {
+    uint32_t* cells = c.cells.in(c.handle_memory) + (per_choice ? 0 : c.handle.choices_of_source);
+    return cells + uint64_t{token} * c.topk + k;
+}
 // Groups of several LSA teams have no elastic operations.
 CROSSDOCK_DEVICE bool is_elastic(const auto& args) {
     if constexpr (kHasGinPeers) return false;
@@ -58,6 +67,10 @@ CROSSDOCK_DEVICE bool waits_for_experts(const auto& args) {
     if constexpr (!std::remove_cvref_t<decltype(args)>::kMayOverlap) return false;
     return args.common.overlap.done_value != 0;
 }
+
+// What a dispatch sends of a row: bytes of its scales, and all bytes.
+CROSSDOCK_DEVICE uint32_t scale_area(const auto& args) { return static_cast<uint32_t>(align_up(args.scale_bytes, 16)); }
+CROSSDOCK_DEVICE uint32_t bytes_with_scales(const auto& args) { return args.row_bytes + scale_area(args); }
 
 // The most rows that this rank's experts may have.
 CROSSDOCK_DEVICE uint32_t num_rows_here(const auto& args) {
@@ -145,6 +158,7 @@ class LlPeers : public Operation {
     const Ctx& ctx;
     const Args& args;
     const decltype(Args::common)& c;
+    static constexpr bool kIsDispatch = requires(const Args& dispatch) { dispatch.scale_bytes; };
 
     CROSSDOCK_DEVICE LlPeers(const Ctx& of_kernel, const Args& of_call)
         : ctx(of_kernel), args(of_call), c(of_call.common) {}
@@ -184,9 +198,28 @@ class LlPeers : public Operation {
     CROSSDOCK_DEVICE uint64_t weights_offset(uint32_t source, uint32_t token) const {
         return base + c.offsets.weights.offset + uint64_t{slot_of(c, source, token)} * c.offsets.weight_stride;
     }
-    // A slot or cell, in either form.
-    CROSSDOCK_DEVICE uint64_t row_offset(uint32_t row) const {
-        return base + c.offsets.rows.offset + uint64_t{row} * c.offsets.row_stride;
+    // A slot or cell, and the row in it, in either form.
+    CROSSDOCK_DEVICE uint64_t slot_offset(uint32_t row) const {
+        // A source's slots begin at the same place in all operations, so that late puts of a masked one meet no others.
+        const uint32_t first = kHasGinPeers && kIsDispatch ? row / c.arena.max_tokens * c.arena.max_tokens : 0;
+        return base + c.offsets.rows.offset + uint64_t{first} * c.offsets.row_stride +
+               uint64_t{row - first} * row_stride();
+    }
+    CROSSDOCK_DEVICE uint64_t row_offset(uint32_t row) const { return slot_offset(row) + row_front(); }
+    // With several LSA teams, a row for a GIN peer follows its header, or its cell's flag.
+    CROSSDOCK_DEVICE uint32_t row_front() const {
+        if constexpr (!kHasGinPeers) return 0;
+        return kIsDispatch ? c.offsets.header_stride : kCellFront;
+    }
+    // From one slot of a source, or one cell, to the next. With several LSA teams they have no gaps.
+    CROSSDOCK_DEVICE uint32_t row_stride() const {
+        if constexpr (!kHasGinPeers) {
+            return c.offsets.row_stride;
+        } else if constexpr (kIsDispatch) {
+            return row_front() + bytes_with_scales(args);
+        } else {
+            return row_front() + args.wire_bytes;
+        }
     }
 
     // The same as addresses in the arenas of this rank and LSA peers.
@@ -204,6 +237,11 @@ class LlPeers : public Operation {
         return reinterpret_cast<TaggedWord*>(at(owner, weights_offset(source, token)));
     }
     CROSSDOCK_DEVICE std::byte* row(uint32_t owner, uint32_t row) const { return at(owner, row_offset(row)); }
+    // Where this rank finds a row's header.
+    CROSSDOCK_DEVICE const TaggedWord* header_from(uint32_t source, uint32_t slot) const {
+        if (!is_gin_peer(source)) return header(c.rank, slot);
+        return reinterpret_cast<const TaggedWord*>(row(c.rank, slot) - row_front());
+    }
 
     // At the owner, this rank or an LSA peer: the latest operation that the writer has entered.
     CROSSDOCK_DEVICE uint64_t* entered_word(uint32_t owner, uint32_t writer) const {

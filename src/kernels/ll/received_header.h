@@ -28,10 +28,11 @@ struct ReceivedChoice {
     }
 };
 
-// A lane's part of a row's header: the origin and one choice.
+// A lane's part of a row's header: the origin, one choice and, with several LSA teams, ReturnCells.
 struct Header {
     TaggedWord origin{};
     TaggedWord choice{};
+    TaggedWord cells{};
 };
 
 CROSSDOCK_DEVICE Placement placement_of_warp(const auto& op) {
@@ -45,15 +46,18 @@ class HeaderReader {
     CROSSDOCK_DEVICE explicit HeaderReader(const Op& op) : op_(op), ctx_(op.ctx), args_(op.args), c_(op.c) {}
 
     // With choice base + lane.
-    CROSSDOCK_DEVICE Header load(uint32_t slot, uint32_t base) const {
-        const TaggedWord* words = op_.header(c_.rank, slot);
+    CROSSDOCK_DEVICE Header load(uint32_t source, uint32_t slot, uint32_t base) const {
+        const TaggedWord* words = op_.header_from(source, slot);
         const uint32_t k = base + op_.lane();
-        return {ctx_.load_tagged(words), ctx_.load_tagged(words + 1 + (k < c_.topk ? k : 0))};
+        return {ctx_.load_tagged(words), ctx_.load_tagged(words + 1 + (k < c_.topk ? k : 0)),
+                kHasGinPeers ? ctx_.load_tagged(words + 1 + c_.topk) : TaggedWord{}};
     }
     CROSSDOCK_DEVICE bool has_come(const Header& header) const {
-        return ctx_.warp_all(op_.is_of(header.origin) && op_.is_of(header.choice));
+        return ctx_.warp_all(op_.is_of(header.origin) && op_.is_of(header.choice) &&
+                             (!kHasGinPeers || op_.is_of(header.cells)));
     }
     CROSSDOCK_DEVICE uint64_t epoch_in(const Header& header) const {
+        if (kHasGinPeers && op_.is_of(header.origin) && op_.is_of(header.choice)) return word_epoch(header.cells.tag);
         return word_epoch(op_.is_of(header.origin) ? header.choice.tag : header.origin.tag);
     }
     // look_also: polls further words together with the header, so that their latencies overlap.
@@ -62,7 +66,7 @@ class HeaderReader {
         return wait_as_warp(
             ctx_, c_.scope, op_, WaitStep::kRow,
             [&] {
-                header = load(slot_of(c_, row.source, row.i), base);
+                header = load(row.source, slot_of(c_, row.source, row.i), base);
                 look_also();
                 return has_come(header) ? kNoRank : row.source;
             },
@@ -88,14 +92,16 @@ class HeaderReader {
             const uint32_t number = origin.first_choice + choices + ctx_.warp_count_before(choice.is_here);
             if (!ctx_.warp_all(expect_origin(row.source, origin, c_.expert_major && choice.is_here ? number : 0)))
                 return false;
+            if (kHasGinPeers && !ctx_.warp_all(expect_cells(row.source, origin, header, choice.is_here, number)))
+                return false;
             if (base == 0 && is_leader(ctx_)) {
                 *placement.direct = origin.direct == args_.direct ? args_.direct : 0;
-                if (writes) record_origin(row, slot, origin, record);
+                if (writes) record_origin(row, slot, origin, cell_of_row(origin, header), record);
             }
             int32_t row_idx = -1;
             if (c_.expert_major) {
                 if (choice.is_here) row_idx = row_of_choice(announced, row.source, choice);
-                if (writes && choice.is_here) record_choice(row, origin, k, number, row_idx);
+                if (writes && choice.is_here) record_choice(row, header, origin, k, number, row_idx);
                 if (writes && is_choice) reinterpret_cast<int32_t*>(record + 1)[k] = row_idx;
                 choices += ctx_.warp_count(choice.is_here);
             } else if (writes && is_choice) {
@@ -134,14 +140,35 @@ class HeaderReader {
                 choice < c_.handle.choices_of_source) ||
                refuse_origin(ctx_, args_, op_, source, origin, choice);
     }
+    // Checks a row's cells, and that of a choice.
+    CROSSDOCK_DEVICE bool expect_cells(uint32_t source, const RowOrigin& origin, const Header& header, bool is_choice,
+                                       uint32_t number) const {
+        const ReturnCells first = ReturnCells::of(header.cells.payload);
+        const uint64_t of_choice =
+            c_.expert_major && is_choice ? uint64_t{first.choice} + (number - origin.first_choice) : 0;
+        return op_.expect(PeerNumber::kCell, source, c_.offsets.num_cells - 1,
+                          of_choice > first.row ? of_choice : first.row);
+    }
     // For a later combine: where a row returns to, and rank-major the place of this rank's own row.
-    CROSSDOCK_DEVICE void record_origin(const ArrivingRow& row, uint32_t place, const RowOrigin& origin,
+    CROSSDOCK_DEVICE void record_origin(const ArrivingRow& row, uint32_t place, const RowOrigin& origin, uint32_t cell,
                                         RowRecord* record) const {
-        *record = {origin.token_idx, cell_of(c_, origin.token_idx, origin.target_idx)};
+        *record = {origin.token_idx, cell};
         if (!c_.expert_major && row.source == c_.rank) *own_row(c_, origin.token_idx, 0) = static_cast<int32_t>(place);
     }
 
+    // The cell of the row that returns for a row, if one per rank does.
+    CROSSDOCK_DEVICE uint32_t cell_of_row(const RowOrigin& origin, const Header& header) const {
+        if constexpr (kHasGinPeers) return ReturnCells::of(header.cells.payload).row;
+        return cell_of(c_, origin.token_idx, origin.target_idx);
+    }
+
   private:
+    // The same of choice k, if one per choice does. number: of the source's choices of experts here.
+    CROSSDOCK_DEVICE uint32_t cell_of_choice(const RowOrigin& origin, const Header& header, uint32_t k,
+                                             uint32_t number) const {
+        if constexpr (kHasGinPeers) return ReturnCells::of(header.cells.payload).choice + number - origin.first_choice;
+        return cell_of(c_, origin.token_idx, k);
+    }
     // The output row of a received row's choice of an expert here; -1 past the expert's capacity (only repeated ids can
     // exceed it).
     CROSSDOCK_DEVICE int32_t row_of_choice(const Announced& announced, uint32_t source,
@@ -153,9 +180,9 @@ class HeaderReader {
                    : -1;
     }
     // For a later combine, expert-major: the row of a choice of an expert here. number: of the source's such choices.
-    CROSSDOCK_DEVICE void record_choice(const ArrivingRow& row, const RowOrigin& origin, uint32_t k, uint32_t number,
-                                        int32_t row_idx) const {
-        *choice_of(c_, row.source, number) = {row_idx, cell_of(c_, origin.token_idx, k)};
+    CROSSDOCK_DEVICE void record_choice(const ArrivingRow& row, const Header& header, const RowOrigin& origin,
+                                        uint32_t k, uint32_t number, int32_t row_idx) const {
+        *choice_of(c_, row.source, number) = {row_idx, cell_of_choice(origin, header, k, number)};
         if (row.source == c_.rank) *own_row(c_, origin.token_idx, k) = row_idx;
     }
     // For the caller, rank-major.

@@ -12,7 +12,30 @@ namespace crossdock {
 enum CellContent : uint64_t { kCellRow = 0, kCellNothing = 1 };  // nothing: the choice had no room at its expert
 static_assert(kCellNothing < 1 << kLl128ContentBits, "a line's tag holds it");
 
+// Some of the rows that return to GIN peers: as many as the outbox holds, or fewer. None: the rows for LSA peers.
+struct CrossingPart {
+    uint32_t first = 0;
+    uint32_t rows = 0;
+};
+
 namespace {
+
+// Which part is sent next. Kernels for one LSA team keep nothing of it.
+template <bool kHasGin>
+class ChosenPart {
+  public:
+    CROSSDOCK_DEVICE void choose(const CrossingPart& part) { part_ = part; }
+    CROSSDOCK_DEVICE CrossingPart part() const { return part_; }
+
+  private:
+    CrossingPart part_;
+};
+template <>
+class ChosenPart<false> {
+  public:
+    CROSSDOCK_DEVICE void choose(const CrossingPart&) {}
+    CROSSDOCK_DEVICE CrossingPart part() const { return {}; }
+};
 
 CROSSDOCK_DEVICE SummandLists summands_of_warp(const Ctx& ctx, const auto& args) {
     const uint32_t topk = args.common.topk;
@@ -34,9 +57,13 @@ CROSSDOCK_DEVICE bool allows_ll128(const auto& args) { return !is_quantised(args
 // The rows of one form that return, numbered token by token: row i is the (i / sources)-th of the source 1 + i %
 // sources after this rank, which itself comes last if at all. So ranks do not all begin with the same source, and all
 // ranks send the rows of a token at about the same time.
+//
+// Rows for GIN peers have numbers of their own, in the order of sources, and return in parts.
 template <typename Op>
-class ReturnList {
+class ReturnList : public ChosenPart<kHasGinPeers> {
   public:
+    using ChosenPart<kHasGinPeers>::part;
+
     CROSSDOCK_DEVICE ReturnList(const Op& op, bool is_ll128)
         : args_(op.args),
           num_ranks_(op.c.arena.num_ranks),
@@ -54,6 +81,11 @@ class ReturnList {
             uint32_t rows = has_row_per_choice(op.args) ? rows_of_choices(op, received) : received.rows;
             if (i == op.c.rank && op.args.own_rows_stay) rows = 0;
             const bool is_ll128 = received.returns_as_ll128 != 0 && allows_ll128(op.args);
+            if (kHasGinPeers && op.is_gin_peer(i)) {
+                counts[0][i] = 0;
+                counts[1][i] = rows;
+                return;
+            }
             counts[0][i] = is_ll128 ? 0 : rows;
             counts[1][i] = is_ll128 ? rows : 0;
             if (is_elastic(op.args)) first_rows_of(op)[i] = received.first_row;
@@ -62,20 +94,41 @@ class ReturnList {
         });
         counts[0][num_ranks] = op.ctx.warp_max(largest[0]);
         counts[1][num_ranks] = op.ctx.warp_max(largest[1]);
+        if constexpr (kHasGinPeers) number_crossing_rows(op, counts[1]);
     }
 
-    CROSSDOCK_DEVICE uint32_t size() const { return counts_[num_ranks_] * num_sources_; }
+    CROSSDOCK_DEVICE uint32_t size() const {
+        if (kHasGinPeers && part().rows > 0) return part().rows;
+        return counts_[num_ranks_] * num_sources_;
+    }
+    // All rows for GIN peers, and those before a source's.
+    CROSSDOCK_DEVICE uint32_t crossing_rows() const { return crossing_before(num_ranks_); }
+    CROSSDOCK_DEVICE uint32_t crossing_before(uint32_t source) const { return counts_[num_ranks_ + 1 + source]; }
+    // A row's place in the outbox.
+    CROSSDOCK_DEVICE uint32_t place_of(const Return& row) const {
+        return crossing_before(row.source) + row.i - part().first;
+    }
+    // The cell of row i of a source. That of the rows behind it follow.
+    CROSSDOCK_DEVICE uint32_t cell_at(uint32_t source, uint32_t i) const {
+        const auto& c = args_.common;
+        return has_row_per_choice(args_) ? choice_of(c, source, i)->cell : row_record(c, source, i)->cell;
+    }
 
     // Returns false if there is no such row because its source has fewer rows than others, or a token fewer choices
     // here, or if the handle's record is invalid. The cell is checked later (has_cell), so that the row's load can
     // already be issued.
     CROSSDOCK_DEVICE bool find(uint32_t i, Return& row) const {
         const auto& c = args_.common;
-        const uint32_t number = i / num_sources_;
-        const uint32_t source = c.rank + 1 + i - number * num_sources_;
-        row.source = source < num_ranks_ ? source : source - num_ranks_;
-        row.i = number;
-        if (number >= counts_[row.source]) return false;
+        if (kHasGinPeers && part().rows > 0) {
+            row.source = source_of_crossing(part().first + i);
+            row.i = part().first + i - crossing_before(row.source);
+        } else {
+            const uint32_t number = i / num_sources_;
+            const uint32_t source = c.rank + 1 + i - number * num_sources_;
+            row.source = source < num_ranks_ ? source : source - num_ranks_;
+            row.i = number;
+            if (number >= counts_[row.source]) return false;
+        }
         if (!has_row_per_choice(args_)) {
             row.row_idx = static_cast<int64_t>(is_elastic(args_) ? first_rows_[row.source] + row.i
                                                                  : slot_of(c, row.source, row.i));
@@ -91,6 +144,27 @@ class ReturnList {
     CROSSDOCK_DEVICE bool has_cell(const Return& row) const { return row.cell < args_.common.offsets.num_cells; }
 
   private:
+    // One warp. Turns the numbers of GIN peers' rows into those of the rows before them.
+    CROSSDOCK_DEVICE static void number_crossing_rows(const Op& op, uint32_t* counts) {
+        op.ctx.warp_sync();
+        if (!is_leader(op.ctx)) return;
+        uint32_t before = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t source = 0; source <= op.c.arena.num_ranks; ++source) {
+            const uint32_t rows = counts[source];
+            counts[source] = before;
+            before += rows;
+        }
+    }
+    CROSSDOCK_DEVICE uint32_t source_of_crossing(uint32_t number) const {
+        uint32_t source = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t end = num_ranks_; end - source > 1;) {
+            const uint32_t middle = (source + end) / 2;
+            (crossing_before(middle) <= number ? source : end) = middle;
+        }
+        return source;
+    }
     CROSSDOCK_DEVICE static uint32_t rows_of_choices(const Op& op, const LlReceived& received) {
         return is_elastic(op.args) ? received.rows * most_choices(op.c) : received.choices;
     }
@@ -116,7 +190,8 @@ class ReturnList {
         }
         return false;
     }
-    // u32 [ranks + 1] in shared memory: the sources' rows, and the largest of them.
+    // u32 [ranks + 1] in shared memory: the sources' rows, and the largest of them. With several LSA teams, which have
+    // no LL128 rows, the second one has the numbers of GIN peers' rows (crossing_before).
     CROSSDOCK_DEVICE static uint32_t* counts_of(const Op& op, bool is_ll128) {
         return op.args.shared.return_counts.in(op.ctx.shared_memory()) + (is_ll128 ? op.c.arena.num_ranks + 1 : 0);
     }
@@ -137,44 +212,38 @@ CROSSDOCK_DEVICE void note_cell_written(const auto& op, const Return& row) {
     if (row.row_idx >= 0) count_rows(op.ctx, op.c.reach, row.source, 1, op.args.wire_bytes);
 }
 
+// A row for a GIN peer in the outbox, and what is said of it in front.
+CROSSDOCK_DEVICE std::byte* row_in_outbox(const auto& op, const Return& row, const auto& list) {
+    return in_outbox(op.c, outbox_row(op, list.place_of(row))) + op.row_front();
+}
+CROSSDOCK_DEVICE void mark_in_outbox(const auto& op, std::byte* row, CellContent content) {
+    op.ctx.store_relaxed_system(reinterpret_cast<uint64_t*>(row - op.row_front()), pack_word(op.epoch, content));
+}
 // Raises the flag of an LSA peer's cell whose row has been stored, or that stays empty.
 CROSSDOCK_DEVICE void flag_cell(const auto& op, const Return& row, CellContent content) {
     op.ctx.store_landed_system(op.flag(row.source, row.cell), pack_word(op.epoch, content));
 }
-CROSSDOCK_DEVICE void leave_empty(const auto& op, const Return& row) {
+CROSSDOCK_DEVICE void leave_empty(const auto& op, const Return& row, const auto& list) {
     if (!op.is_gin_peer(row.source)) return flag_cell(op, row, kCellNothing);
-    put_value(op.ctx, op.c.reach, row.source, op.flag_offset(row.cell), pack_word(op.epoch, kCellNothing));
+    mark_in_outbox(op, row_in_outbox(op, row, list), kCellNothing);
 }
 
-// Where a plain row is stored: in its cell, or for a GIN peer in a row of the outbox, from which it is put. Every stage
-// of the grid has some rows of the outbox, which it uses in turn.
+// Where a plain row is stored: in its cell or, for a GIN peer, in the outbox.
 class CellTarget {
   public:
-    // turn: the number of this stage's rows that have used the outbox before.
-    CROSSDOCK_DEVICE CellTarget(const auto& op, const Return& row, uint32_t stage_of_block, uint32_t turn) {
-        if (op.is_gin_peer(row.source)) outbox_ = take_outbox_row(op, stage_of_block, turn);
-        memory_ = op.is_gin_peer(row.source) ? in_outbox(op.c, outbox_) : op.row(row.source, row.cell);
+    CROSSDOCK_DEVICE CellTarget(const auto& op, const Return& row, const auto& list) {
+        memory_ = op.is_gin_peer(row.source) ? row_in_outbox(op, row, list) : op.row(row.source, row.cell);
     }
     CROSSDOCK_DEVICE std::byte* memory() const { return memory_; }
-    // By the thread whose stores have landed. A GIN peer gets one signal after all rows.
-    CROSSDOCK_DEVICE void finish(const auto& op, const Return& row, uint32_t bytes) const {
+    // By the thread whose stores have landed.
+    CROSSDOCK_DEVICE void finish(const auto& op, const Return& row) const {
         if (!op.is_gin_peer(row.source)) return flag_cell(op, row, kCellRow);
         op.ctx.fence_landed();
-        put(op.ctx, op.c.reach, row.source, op.row_offset(row.cell), outbox_, bytes);
+        mark_in_outbox(op, memory_, kCellRow);
     }
 
   private:
-    CROSSDOCK_DEVICE static uint64_t take_outbox_row(const auto& op, uint32_t stage_of_block, uint32_t turn) {
-        const auto& c = op.c;
-        const uint32_t stages = c.warp_layout.num_stages * op.blocks();
-        const uint32_t rows_of_stage = c.outbox.num_rows / stages;
-        const uint32_t stage = op.block() * c.warp_layout.num_stages + stage_of_block;
-        if (turn >= rows_of_stage) flush_network(c.reach.network);
-        return outbox_row(c, turn % rows_of_stage * stages + stage);
-    }
-
     std::byte* memory_;
-    uint64_t outbox_ = 0;
 };
 
 // One warp. Looks up what a row's sum on this rank needs. Without its weight, a row is not summed.

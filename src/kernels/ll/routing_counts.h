@@ -54,6 +54,9 @@ class RoutingCounter {
     CROSSDOCK_DEVICE RoutingCounts counts() const {
         return {shared_.expert_counts.in(ctx_.shared_memory()), shared_.rank_counts.in(ctx_.shared_memory())};
     }
+    // With several LSA teams, [ranks + 1] of each: this rank's rows for the ranks below, and their choices.
+    CROSSDOCK_DEVICE uint32_t* first_rows() const { return counts().ranks + c_.arena.num_ranks; }
+    CROSSDOCK_DEVICE uint32_t* first_choices() const { return first_rows() + c_.arena.num_ranks + 1; }
     // Followed by a block barrier.
     CROSSDOCK_DEVICE void clear() const {
         for_threads(ctx_, c_.arena.num_experts, [&](uint32_t i) { counts().experts[i] = 0; });
@@ -109,6 +112,31 @@ class RoutingCounter {
             if (c_.kFewTokens) break;
             first = experts_of(load_ids(token + threads, end, 0));
         }
+    }
+
+    // All threads. Counts all tokens to find first_rows and first_choices, then clears the counts.
+    CROSSDOCK_DEVICE void find_cells() const {
+        if constexpr (!kHasGinPeers) return;
+        const RoutingCounts counted = counts();
+        const uint32_t experts = c_.expert_major ? c_.offsets.experts_per_rank : 0;
+        count(0, c_.num_tokens, experts_of(load_ids(op_.thread(), c_.num_tokens, 0)));
+        ctx_.block_sync();
+        for_threads(ctx_, c_.arena.num_ranks, [&](uint32_t rank) {
+            uint32_t choices = 0;
+            CROSSDOCK_ROLLED
+            for (uint32_t i = 0; i < experts; ++i) choices += counted.experts[rank * experts + i];
+            first_rows()[1 + rank] = counted.ranks[rank];
+            first_choices()[1 + rank] = choices;
+        });
+        ctx_.block_sync();
+        for_threads(ctx_, 2, [&](uint32_t i) {
+            uint32_t* first = i == 0 ? first_rows() : first_choices();
+            first[0] = 0;
+            CROSSDOCK_ROLLED
+            for (uint32_t rank = 0; rank < c_.arena.num_ranks; ++rank) first[rank + 1] += first[rank];
+        });
+        clear();
+        ctx_.block_sync();
     }
 
     // The last block tells every peer how many rows, and choices of each of its experts, this source sends it. The

@@ -9,10 +9,6 @@
 namespace crossdock {
 namespace {
 
-CROSSDOCK_DEVICE uint32_t scale_area(const auto& args) { return static_cast<uint32_t>(align_up(args.scale_bytes, 16)); }
-// A row followed by its scales.
-CROSSDOCK_DEVICE uint32_t bytes_with_scales(const auto& args) { return args.row_bytes + scale_area(args); }
-
 CROSSDOCK_DEVICE bool is_word(const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 4 == 0; }
 
 // Copies a multiple of 4 bytes. All lanes.

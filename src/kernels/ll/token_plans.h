@@ -104,7 +104,7 @@ class TokenPlanner {
                 own.numbers[k] = before.choices | (is_elastic(args_) && before.repeats ? 1u << kRepeatsShift : 0);
             has_repeats = has_repeats || (is_sent && before.repeats);
             if (before.is_first) {
-                std::byte* row = op_.row(rank, slot_of(c_, c_.rank, before.rows));
+                std::byte* row = place_of(rank, before.rows);
                 own.row_idx[target] = before.rows;
                 own.choices[target] = k;
                 const bool stays = own_rows_stay() && rank == c_.rank;
@@ -129,6 +129,29 @@ class TokenPlanner {
         });
     }
 
+    // With several LSA teams. One warp. Keeps where a token's rows return.
+    CROSSDOCK_DEVICE void keep_cells(const Batch& batch, uint32_t stage) const {
+        if constexpr (!kHasGinPeers) return;
+        const TokenPlan of_token = plan_of(stage);
+        const uint32_t targets = *of_token.num_targets;
+        CROSSDOCK_ROLLED
+        for (uint32_t target = 0; target < targets; ++target) {
+            const SendTask task = task_of(batch, of_token, stage, target);
+            const ReturnCells first = cells_of(task, choices_before(stage, task.peer));
+            if (is_leader(ctx_)) *returned_cell(c_, false, task.token, target) = first.row;
+            uint32_t choices = 0;
+            CROSSDOCK_ROLLED
+            for (uint32_t base = 0; c_.expert_major && has_choices_from(c_, base); base += kLanes) {
+                const uint32_t k = base + op_.lane();
+                const bool is_there = k < c_.topk && of_token.ranks[k] == task.peer;
+                const uint32_t cell = first.choice + choices + ctx_.warp_count_before(is_there);
+                if (is_there) *returned_cell(c_, true, task.token, k) = cell;
+                choices += ctx_.warp_count(is_there);
+            }
+        }
+        ctx_.warp_sync();
+    }
+
     CROSSDOCK_DEVICE SendTask task_of(const Batch& batch, const TokenPlan& of_token, uint32_t stage,
                                       uint32_t target) const {
         const uint32_t row_idx = of_token.row_idx[target];
@@ -141,10 +164,12 @@ class TokenPlanner {
                 of_token.rows[target]};
     }
 
-    // Word i of a row's header: 0 is its origin, the others are choices.
+    // Word i of a row's header: 0 is its origin, the others are choices; the last one, with several LSA teams,
+    // ReturnCells.
     CROSSDOCK_DEVICE uint64_t header_word(const SendTask& task, uint32_t direct, uint32_t first_choice,
                                           uint32_t i) const {
         if (i == 0) return RowOrigin{task.token, task.target, direct, first_choice}.payload();
+        if (kHasGinPeers && i > c_.topk) return cells_of(task, first_choice).payload();
         const TokenPlan of_token = plan_of(task.stage);
         const uint32_t k = i - 1;
         const uint32_t id = of_token.expert_ids[k];
@@ -158,13 +183,11 @@ class TokenPlanner {
     }
     // One warp. Sends a row's token and choices.
     CROSSDOCK_DEVICE void send_header(const SendTask& task, uint32_t direct) const {
-        TaggedWord* words =
-            op_.is_gin_peer(task.peer)
-                ? reinterpret_cast<TaggedWord*>(in_outbox(c_, outbox_header(c_, task.peer, task.row_idx)))
-                : op_.header(task.peer, task.slot);
+        TaggedWord* words = op_.is_gin_peer(task.peer) ? reinterpret_cast<TaggedWord*>(task.row - op_.row_front())
+                                                       : op_.header(task.peer, task.slot);
         const uint64_t tag = pack_word(op_.epoch, 0);
         const uint32_t first_choice = choices_before(task.stage, task.peer);
-        for_lanes(ctx_, 1 + c_.topk,
+        for_lanes(ctx_, header_words(c_),
                   [&](uint32_t i) { ctx_.store_tagged(words + i, header_word(task, direct, first_choice, i), tag); });
     }
 
@@ -184,6 +207,14 @@ class TokenPlanner {
     }
 
   private:
+    // Row i for the rank: its slot there or, for a GIN peer, its place in the outbox.
+    CROSSDOCK_DEVICE std::byte* place_of(uint32_t rank, uint32_t i) const {
+        if (!op_.is_gin_peer(rank)) return op_.row(rank, slot_of(c_, c_.rank, i));
+        return in_outbox(c_, outbox_row(op_, counter_.first_rows()[rank] + i)) + op_.row_front();
+    }
+    CROSSDOCK_DEVICE ReturnCells cells_of(const SendTask& task, uint32_t first_choice) const {
+        return {counter_.first_rows()[task.peer] + task.row_idx, counter_.first_choices()[task.peer] + first_choice};
+    }
     // What comes before a choice, in the order (token, k) of this source.
     struct Before {
         uint32_t choices;  // of the same expert

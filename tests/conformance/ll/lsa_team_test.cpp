@@ -53,10 +53,12 @@ struct Expected {
         const int first = rank / lsa_team_size * lsa_team_size;
         const auto is_gin_peer = [&](int peer) { return peer < first || peer >= first + lsa_team_size; };
         const uint64_t row_bytes = problem.token_row_bytes();
-        const uint64_t header_bytes = 16 * (1 + static_cast<uint64_t>(problem.num_topk));
+        const bool has_gin_peers = lsa_team_size < problem.num_ranks;  // then a header also tells where rows return
+        const uint64_t header_bytes = 16 * (1 + static_cast<uint64_t>(problem.num_topk) + (has_gin_peers ? 1 : 0));
+        const uint64_t outbox_rows = static_cast<uint64_t>(problem.max_tokens) * problem.num_topk;
+        uint64_t returned = 0;  // to the GIN peers before
         const int experts = problem.num_experts / problem.num_ranks;
         traffic.lsa_team_size = lsa_team_size;
-        std::set<int> sources;  // GIN peers whose tokens this rank has
         for (int source = 0; source < problem.num_ranks; ++source) {
             const reference::RankInput& input = problem.ranks[source];
             std::vector<std::set<int>> tokens(problem.num_ranks);  // of each rank
@@ -73,7 +75,7 @@ struct Expected {
                 traffic.puts += 2;
                 traffic.bytes_crossed += 2 * (16 + 8);
                 traffic.rows_crossed += rows;
-                traffic.puts += rows + (rows > 0 ? 2 : 1);  // rows, headers, count with the signal behind all of them
+                traffic.puts += rows > 0 ? 2 : 1;  // rows with headers, count with the signal behind them
                 traffic.bytes_crossed += rows * (row_bytes + header_bytes) + 8 + 8;
             }
             const uint64_t back = tokens[rank].size();
@@ -82,8 +84,10 @@ struct Expected {
                 traffic.bytes_inside += back * row_bytes;
             } else if (back > 0) {
                 traffic.rows_crossed += back;
-                traffic.puts += back + 1;  // rows, and which operation they are of, with the signal
-                traffic.bytes_crossed += back * row_bytes + 8 + 8;
+                // Rows, in parts if the outbox is full between them, and which operation they are of, with the signal.
+                traffic.puts += (returned + back - 1) / outbox_rows - returned / outbox_rows + 1 + 1;
+                traffic.bytes_crossed += back * (16 + row_bytes) + 8 + 8;
+                returned += back;
             }
         }
     }
@@ -125,6 +129,58 @@ TEST(LsaTeam, TrafficIsWhatTheModelSays) {
                 RANK_CHECK(context, seen.signals == expected.signals, "{}, expected {}", seen.signals,
                            expected.signals);
             });
+        }
+    });
+}
+
+// Rank r has num_tokens[r] tokens, each with an expert on each rank or, `to_first`, two on rank 0.
+Problem with_tokens(Problem problem, const std::vector<int>& num_tokens, bool to_first) {
+    const int experts = problem.num_experts / problem.num_ranks;
+    for (int rank = 0; rank < problem.num_ranks; ++rank) {
+        reference::RankInput& input = problem.ranks[rank];
+        input.num_tokens = num_tokens[rank];
+        input.ids.clear();
+        for (int i = 0; i < input.num_tokens * problem.num_topk; ++i) {
+            const int k = i % problem.num_topk;
+            input.ids.push_back(to_first ? (k < experts ? k : -1) : k * experts);
+        }
+        input.weights.assign(input.ids.size(), 0.5f);
+    }
+    return problem;
+}
+
+// The number of puts does not depend on the number of tokens, unless more rows return to GIN peers than the outbox
+// holds: then it is higher by one for each time that the outbox is full.
+TEST(LsaTeam, PutsDoNotGrowWithTokens) {
+    constexpr int kRanks = 4;
+    constexpr uint64_t kPeers = kRanks - 1;
+    on_each_backend(kCpuBackends, [](const BackendSpec& spec) {
+        const WithLsaTeam team(1);
+        for (const auto& [layout, sums] : {std::pair{NCCL_EP_LAYOUT_EXPERT_MAJOR, CROSSDOCK_SUMS_EXACT},
+                                           std::pair{NCCL_EP_LAYOUT_EXPERT_MAJOR, CROSSDOCK_SUMS_SENDER},
+                                           std::pair{NCCL_EP_LAYOUT_RANK_MAJOR, CROSSDOCK_SUMS_EXACT}}) {
+            Problem shape = busy_problem(kRanks, layout, 3);
+            shape.max_tokens = 20;
+            shape.sums = sums;
+            const bool sender_sums = sums == CROSSDOCK_SUMS_SENDER;
+            const auto expect_puts = [&](const Problem& problem, uint64_t puts_of_first, uint64_t puts_of_others) {
+                expect_clean(spec, kRanks, std::nullopt, [=](RankContext& context) {
+                    Group group(context, problem);
+                    Layer layer(context, group.get(), problem);
+                    layer.round_trip();
+                    const uint64_t expected = context.rank() == 0 ? puts_of_first : puts_of_others;
+                    const uint64_t seen = traffic_of(context, group.get()).puts;
+                    RANK_CHECK(context, seen == expected, "{} puts, expected {}", seen, expected);
+                });
+            };
+            // Entry, rows, counts; entry, rows, the operation's word; weights.
+            const uint64_t puts = kPeers * (sender_sums ? 7 : 6);
+            for (const int tokens : {1, 7, 20})
+                expect_puts(with_tokens(shape, std::vector<int>(kRanks, tokens), false), puts, puts);
+            // Rank 0 returns 57 rows or twice as many, with room for 80.
+            const bool by_choice = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR && !sender_sums;
+            expect_puts(with_tokens(shape, {20, 18, 19, 20}, true), kPeers * 5 + (by_choice ? 1 : 0),
+                        kPeers * 3 + (sender_sums ? 2 : 1));
         }
     });
 }
