@@ -36,7 +36,15 @@ int main(int argc, char** argv) {
     uint32_t shape[7] = {8, 256, 128, 2 * 7168, 8, 8, crossdock::kNumBuffers};
     for (int i = 1; i < argc && i <= 7; ++i) shape[i - 1] = static_cast<uint32_t>(std::strtoul(argv[i], nullptr, 10));
     // As on GPUs: all rows may be LL128 rows.
-    const LlGeometry geometry{shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[2]};
+    const LlGeometry geometry{.num_ranks = shape[0],
+                              .num_experts = shape[1],
+                              .max_tokens = shape[2],
+                              .row_capacity = shape[3],
+                              .topk = static_cast<uint16_t>(shape[4]),
+                              .has_several_teams = false,
+                              .cells_per_token = shape[5],
+                              .num_buffers = shape[6],
+                              .ll128_tokens = shape[2]};
     const LlHandleLayout handle = LlHandleLayout::of(geometry.num_ranks, geometry.max_tokens, geometry.topk, false);
     print_arena(LlArenaLayout::of(geometry), geometry.num_buffers);
     std::printf("\nslot or cell %llu bytes; a handle %llu bytes\n",

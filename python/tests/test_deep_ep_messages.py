@@ -76,6 +76,10 @@ def test_arguments_are_named() -> None:
                 lambda: buffer.combine(rows, handle, topk_weights=far["weights"]),
                 "topk_weights is on device meta, expected cpu",
             ),
+            (
+                lambda: buffer.combine(rows, handle, topk_weights=torch.zeros(len(rows), 0)),
+                "topk_weights has no columns, expected at least one",
+            ),
             (lambda: low_latency(far["x"], far["ids"], M, E), "x is on device meta, allowed: cpu, cuda"),
             (lambda: low_latency(x, far["ids"], M, E), "topk_idx is on device meta, expected cpu"),
             (

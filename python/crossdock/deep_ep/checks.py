@@ -245,6 +245,7 @@ def check_combine(
 def check_weights(topk_weights: Any, num_rows: int, like: torch.Tensor) -> None:
     """Of a combine in normal mode, where they may have any number of columns."""
     check_tensor("topk_weights", topk_weights, (num_rows, "columns"), (torch.float32,), like.device, True)
+    require(topk_weights.shape[1] >= 1, "topk_weights has no columns, expected at least one")
 
 
 def biases_of(bias: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:

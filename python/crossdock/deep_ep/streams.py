@@ -126,7 +126,11 @@ class CommStream:
             self._follow(own, current)
         if further is not None:
             further.wait_on(own)
-        result = run_on(own, work, *arguments)
+        try:
+            result = run_on(own, work, *arguments)
+        except BaseException:
+            self._follow(current, own)  # a capture must not end while the other stream is apart
+            raise
         touched, made = tuple(tensors_in(arguments)), tuple(tensors_in(result))
         is_captured = torch.cuda.is_current_stream_capturing()
         if not is_captured:

@@ -37,9 +37,10 @@ __all__ = [
 
 SIZE_UNIT = 2 << 20
 LARGEST_TOPK = 32  # what sizes are for where num_topk is not said
-# By prefer_overlap_with_compute. With fewer, operations are slower; with more, they are hardly faster
+# By prefer_overlap_with_compute. With fewer, operations are slower; with more, only those of expanded rows are faster
 # (docs/performance.md).
 NUM_SMS = {True: 24, False: 32}
+NUM_SMS_OF_EXPANDED = {True: 24, False: 64}
 
 
 class Runtime:
@@ -145,7 +146,7 @@ class ElasticBuffer(Shared):
         sm_read_gbs: float = 200,
         sm_write_gbs: float = 50,
     ) -> int:
-        """Returns the SMs of operations whose num_sms is 0.
+        """Returns the SMs of operations whose num_sms is 0, except those of expanded rows, which may take more.
 
         It depends on prefer_overlap_with_compute alone, and is at most the number of SMs of the GPU.
         """
@@ -233,7 +234,7 @@ class ElasticBuffer(Shared):
             arguments = values, scales, topk_idx, topk_weights, statistics, *numbers
             form = runtime.elastic.forms.find(*arguments)
             if form is None:
-                form = runtime.elastic.form_of(*arguments, usual_sms(self.prefer_overlap_with_compute))
+                form = runtime.elastic.form_of(*arguments, usual_sms(self.prefer_overlap_with_compute, do_expand))
                 runtime.elastic.forms.keep(form, *arguments)
             given = form, values, scales, topk_idx, topk_weights, statistics, bool(do_handle_copy), *settings
             made, event = runtime.stream.run(values.device, runtime.elastic.dispatch, given, *events)
@@ -281,8 +282,8 @@ class ElasticBuffer(Shared):
         return sums, weights, event
 
 
-def usual_sms(prefers_overlap: object) -> int:
-    usual = NUM_SMS[bool(prefers_overlap)]
+def usual_sms(prefers_overlap: object, expands: bool = False) -> int:
+    usual = (NUM_SMS_OF_EXPANDED if expands else NUM_SMS)[bool(prefers_overlap)]
     if not torch.cuda.is_initialized():
         return usual
     there: int = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
