@@ -108,6 +108,7 @@ class RowReceiver {
         if (is_leader(ctx)) ctx.fence_async_copies();
         CROSSDOCK_ROLLED
         for (uint32_t first = 0; words == nullptr; first += args_.warp_layout.chunk_bytes) {
+            ctx.warp_sync();  // no lane waits for an earlier load than the others
             const uint32_t left = args_.row_bytes - first;
             const bool is_last = left <= args_.warp_layout.chunk_bytes;
             const uint32_t bytes = is_last ? left : args_.warp_layout.chunk_bytes;

@@ -119,6 +119,14 @@ class CombineReceive {
         return args_.tokens + static_cast<uint64_t>(-1 - summand) * args_.row_bytes;
     }
 
+    // Where a row of a token returns. k: the choice or, without a row per choice, the rank among the token's.
+    CROSSDOCK_DEVICE uint32_t cell_to_read(uint32_t token, bool per_choice, uint32_t k) const {
+        if constexpr (!kHasGinPeers) return cell_of(c_, token, k);
+        // A choice that was not dispatched has none. Its row does not come.
+        const uint32_t cell = *returned_cell(c_, per_choice, token, k);
+        return cell < c_.offsets.num_cells ? cell : 0;
+    }
+
     // Lists the rows that are summed for one token, in the order of its choices, and returns their number. Skips rows
     // of masked ranks, and own choices that had no room. first_choice: choice_of_lane of the first choices. all_alike:
     // the ranks of all these rows are in the bit mask `alike`. Expert-major, a choice of this rank that was not
@@ -156,9 +164,7 @@ class CombineReceive {
             summands_.index[at] =
                 is_own && is_row_here(choice.own_row)
                     ? summand_of_own_row(choice.own_row)
-                    : static_cast<int64_t>(kHasGinPeers
-                                               ? *returned_cell(c_, per_choice, token, per_choice ? k : target_idx)
-                                               : cell_of(c_, token, per_choice ? k : target_idx));
+                    : static_cast<int64_t>(cell_to_read(token, per_choice, per_choice ? k : target_idx));
             summands_.weight[at] = choice.weight;
             summands_.ranks[at] = rank;
         }

@@ -249,13 +249,12 @@ class CombineSend {
             part.rows = crossing - part.first < most ? crossing - part.first : most;
             plain_.choose(part);
             send_rows(false, part);
-            if (part.rows == 0) return;
-            put_part(part);
+            if (part.rows == 0 || !put_part(part)) return;
         }
     }
     // Puts the rows of a part, all those for one peer together. After a peer's last ones: a word that names the
-    // operation, and the signal.
-    CROSSDOCK_DEVICE void put_part(const CrossingPart& part) const {
+    // operation, and the signal. Returns false if the group has failed, so that the outbox may still be in use.
+    CROSSDOCK_DEVICE bool put_part(const CrossingPart& part) const {
         const ReturnList<Op> list(op_, false);
         const uint32_t end = part.first + part.rows;
         const auto tell = [&](uint32_t peer) {
@@ -274,11 +273,9 @@ class CombineSend {
             put_value_and_raise(ctx_, c_.reach, peer, op_.counts_offset(c_.rank), pack_word(op_.epoch, 0),
                                 raise_to_epoch(op_, Signal::kData, peer));
         };
-        if (end < list.crossing_rows()) {
-            tell_and_empty_outbox(op_, tell);
-        } else {
-            tell_gin_peers(op_, tell);
-        }
+        if (end < list.crossing_rows()) return tell_and_empty_outbox(op_, tell);
+        tell_gin_peers(op_, tell);
+        return true;
     }
 
     const Op& op_;

@@ -71,26 +71,32 @@ CROSSDOCK_DEVICE bool tell_gin_peers(const auto& op, Tell tell) {
     return true;
 }
 
-// The same where the outbox is used again: returns in all blocks when the network has read it. All blocks are resident,
-// and what they wait for here has a timeout.
+// The same where the outbox is used again: returns in all blocks when the network has read it. Returns false if the
+// group has failed before that: some blocks may not come here then.
 template <typename Tell>
-CROSSDOCK_DEVICE void tell_and_empty_outbox(const auto& op, Tell tell) {
+CROSSDOCK_DEVICE bool tell_and_empty_outbox(const auto& op, Tell tell) {
     uint32_t* const emptied = &op.c.state->outboxes_emptied;
+    uint32_t* const verdict = &block_head(op.ctx).verdict;
     const bool is_first_thread = thread_idx(op.ctx) == 0;
     const uint32_t before = is_first_thread ? op.ctx.load_acquire_device(emptied) : 0;
     const bool is_last = tell_gin_peers(op, tell);
     if (is_first_thread && is_last) {
         flush_network(op.c.reach.network);
         op.ctx.add_acq_rel_device(emptied, 1);
+        *verdict = 1;
     } else if (is_first_thread) {
-        poll_until(
+        const bool is_empty = poll_until(
             op.ctx, [&] { return op.ctx.load_acquire_device(emptied); }, [&](uint64_t seen) { return seen != before; },
             [&](uint64_t) {
                 op.ctx.pause(op.start_ns + op.c.scope.timeout_ns);
-                return true;
+                return !has_failed(op.ctx, op.c.scope);
             });
+        *verdict = is_empty ? 1 : 0;
     }
     op.ctx.block_sync();
+    const bool is_empty = *verdict != 0;
+    op.ctx.block_sync();
+    return is_empty;
 }
 
 // For a pending operation that is cancelled: data still in flight to this rank must arrive before its buffer is used
