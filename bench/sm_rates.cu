@@ -144,7 +144,7 @@ std::byte* allocate(int device) {
 }
 
 int run(int argc, char** argv) {
-    int major = 0, most = 0, devices = 0;
+    int major = 0, most = 0, devices = 0, reaches_peer = 0;
     check(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "cudaDeviceGetAttribute");
     check(cudaDeviceGetAttribute(&most, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");
@@ -154,13 +154,16 @@ int run(int argc, char** argv) {
                      most);
         return 2;
     }
-    std::byte* const far = devices > 1 ? allocate(1) : nullptr;
+    if (devices > 1) check(cudaDeviceCanAccessPeer(&reaches_peer, 0, 1), "cudaDeviceCanAccessPeer");
+    std::byte* const far = reaches_peer != 0 ? allocate(1) : nullptr;
     std::byte* const source = allocate(0);
     std::byte* const near = allocate(0);
+    if (far != nullptr) check(cudaDeviceEnablePeerAccess(1, 0), "cudaDeviceEnablePeerAccess");
     check(cudaFuncSetAttribute(move_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024),
           "cudaFuncSetAttribute");
     std::printf("%d SMs, %u warps each, GB/s of an SM\n", sms, kWarps);
-    std::printf("to    bytes  loads by         stores by           load    store\n");
+    std::printf("%-5s %5s %6s %-10s %6s %-10s %8s %8s\n", "to", "bytes", "loads", "by", "stores", "by", "load",
+                "store");
     for (const uint32_t bytes : {14336u, 7168u}) {
         for (const Mix& mix : {Mix{bytes, 0, By::kNothing, 1, By::kBulk, 400},
                                {bytes, 0, By::kNothing, 1, By::kLanes, 400},
@@ -172,9 +175,7 @@ int run(int argc, char** argv) {
                                {bytes, 1, By::kBulk, 4, By::kLanes, 100},
                                {bytes, 1, By::kBulk, 4, By::kHalfEach, 100}})
             measure("here", {source, near}, mix, sms);
-        if (far == nullptr || cudaDeviceEnablePeerAccess(1, 0) == cudaErrorInvalidDevice) continue;
-        (void)cudaGetLastError();  // peer access may be enabled already
-        measure("peer", {source, far}, {bytes, 1, By::kBulk, 1, By::kBulk, 200}, sms);
+        if (far != nullptr) measure("peer", {source, far}, {bytes, 1, By::kBulk, 1, By::kBulk, 200}, sms);
     }
     return 0;
 }
