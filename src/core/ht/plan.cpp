@@ -197,12 +197,13 @@ HtWarpLayout with_announcer(HtWarpLayout warp_layout) {
 // Rows are sent through rings. With rings, senders place own rows themselves, so with one peer there is less to receive
 // than to send.
 HtWarpLayout sending_warps(const HtCommon& common, uint32_t chunk) {
-    const bool has_one_peer = common.arena.num_ranks == 2;
+    const bool has_several_peers = common.arena.num_ranks > 2;
     // What is done for each row takes longer than the stores of a small one.
     const bool is_elastic = common.scope.operation == OperationKind::kElasticDispatch;
     if (is_elastic && chunk <= kGpuChunkBytes / 2)
-        return with_announcer(has_one_peer ? HtWarpLayout{9, 8, 2, 1, 1, chunk} : HtWarpLayout{8, 9, 2, 1, 1, chunk});
-    if (!has_one_peer) return with_announcer({7, 7, 4, 1, 1, chunk});
+        return with_announcer(has_several_peers ? HtWarpLayout{9, 9, 1, 1, 1, chunk}
+                                                : HtWarpLayout{10, 8, 1, 1, 1, chunk});
+    if (has_several_peers) return with_announcer({7, 7, 4, 1, 1, chunk});
     return with_announcer(common.expert_major ? HtWarpLayout{9, 5, 4, 1, 1, chunk}
                                               : HtWarpLayout{8, 6, 4, 1, 1, chunk});
 }
