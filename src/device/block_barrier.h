@@ -49,7 +49,9 @@ class BlockBarrier {
         }
     }
 
-    CROSSDOCK_DEVICE bool is_over(uint32_t phase) const { return ptx::mbarrier_test_wait(word_, phase & 1); }
+    CROSSDOCK_DEVICE bool is_over(const Ctx&, uint32_t phase) const {
+        return ptx::mbarrier_test_wait(word_, phase & 1);
+    }
     // Waits until all phases before this one are complete: returns at once for phase 0.
     CROSSDOCK_DEVICE void wait_for_turn(const Ctx& ctx, uint32_t phase) const { wait(ctx, phase + 1); }
     CROSSDOCK_DEVICE void wait(const Ctx&, uint32_t phase) const {
@@ -90,12 +92,14 @@ class BlockBarrier {
     }
 
     // By parity, as on GPUs: wrong for a caller that is ahead or two phases behind.
-    bool is_over(uint32_t phase) const {
-        return ((__atomic_load_n(&state_->phase, __ATOMIC_ACQUIRE) ^ phase) & 1) != 0;
+    bool is_over(const Ctx& ctx, uint32_t phase) const {
+        const uint32_t current = __atomic_load_n(&state_->phase, __ATOMIC_ACQUIRE);
+        ctx.warp().polling_point();
+        return ((current ^ phase) & 1) != 0;
     }
     void wait_for_turn(const Ctx& ctx, uint32_t phase) const { wait(ctx, phase + 1); }
     void wait(const Ctx& ctx, uint32_t phase) const {
-        while (!is_over(phase)) ctx.pause(UINT64_MAX);
+        while (!is_over(ctx, phase)) ctx.pause(UINT64_MAX);
     }
 
   private:

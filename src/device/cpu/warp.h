@@ -54,6 +54,8 @@ class Warp {
 
     // The simulation may switch to another fiber here. Does nothing in other backends.
     virtual void scheduling_point() = 0;
+    // The same behind a look at what may not have come: no progress.
+    virtual void polling_point() = 0;
 
     // Asynchronous copy, complete at the latest when wait_copies returns. Immediate unless is_lazy(); in the simulation
     // it reads its source and writes its target at some later time, in any order. is_read_soon: the target should stay

@@ -29,8 +29,8 @@ struct LandedPacket {
 struct HtNote {
     BlockBarrierMemory written;
     BlockBarrierMemory read;
-    uint32_t round;    // how often the announcer has read it
-    uint32_t is_last;  // of its sender
+    uint32_t round;      // how often the announcer has read it
+    uint32_t num_notes;  // the sender's last note: how many it has written; else 0
     LandedPacket packets[kLanes];
 
     CROSSDOCK_DEVICE static HtNote& of(const Ctx& ctx, const HtShared& shared, uint32_t i) {
@@ -44,7 +44,7 @@ struct HtNote {
             BlockBarrier(note.written).init(kLanes);
             BlockBarrier(note.read).init(kLanes);
             note.round = 0;
-            note.is_last = 0;
+            note.num_notes = 0;
             CROSSDOCK_ROLLED
             for (LandedPacket& packet : note.packets) packet = {kNoRank, 0};
         }
@@ -93,7 +93,7 @@ class PendingFlag {
     CROSSDOCK_DEVICE void end(const Ctx& ctx) {
         if (!has_announcer_ || !is_leader(ctx)) return;
         HtNote& note = next_note(ctx);
-        note.is_last = 1;
+        note.num_notes = num_;
         BlockBarrier(note.written).arrive(ctx, kLanes);
     }
 
@@ -123,18 +123,20 @@ class PendingFlag {
     LandedPacket packet_{kNoRank, 0};
 };
 
-// The announcer, one warp: reads notes until every sender has written its last one.
+// The announcer, one warp: reads all notes of all senders. It counts them, since it may see that a sender's last note
+// is written, and not yet see so of the one before.
 CROSSDOCK_DEVICE void announce_packets(const Ctx& ctx, const HtCommon& c, const HtWarpLayout& warp_layout,
                                        const HtShared& shared, const Operation& operation, const HtSlots& slots) {
-    uint32_t senders = warp_layout.noting_senders();
+    uint32_t senders = warp_layout.noting_senders();  // whose last note is unread
+    uint32_t balance = 0;  // how many notes there are, as last notes tell, less those that were read (modulo 2^32)
     CROSSDOCK_ROLLED
-    while (senders > 0) {
+    while (senders > 0 || balance != 0) {
         bool found = false;
         CROSSDOCK_ROLLED
         for (uint32_t base = 0; base < warp_layout.notes(); base += kLanes) {
             const uint32_t own = base + ctx.lane();
             HtNote* const note = own < warp_layout.notes() ? &HtNote::of(ctx, shared, own) : nullptr;
-            const bool is_written = note != nullptr && BlockBarrier(note->written).is_over(note->round);
+            const bool is_written = note != nullptr && BlockBarrier(note->written).is_over(ctx, note->round);
             const uint32_t written = ctx.warp_ballot(is_written);
             if (written == 0) continue;
             found = true;
@@ -150,7 +152,8 @@ CROSSDOCK_DEVICE void announce_packets(const Ctx& ctx, const HtCommon& c, const 
                 LandedPacket& packet = read.packets[ctx.lane()];
                 if (packet.target != kNoRank) packet.raise_flag(ctx, c, operation, slots);
                 packet.target = kNoRank;
-                senders -= read.is_last;
+                senders -= read.num_notes > 0 ? 1 : 0;
+                balance += read.num_notes - 1;
                 BlockBarrier(read.read).arrive(ctx);
             }
             ctx.warp_sync();

@@ -334,7 +334,7 @@ class SumPipeline {
             for (uint32_t i = 0; i < num_parts_; ++i, part_.advance()) {
                 ctx.enter(Phase::kCombineStage);
                 const BlockBarrier summed(part_.head().summed);
-                if (is_leader(ctx) && !summed.is_over(part_.round())) returns.raise(ctx);
+                if (is_leader(ctx) && !summed.is_over(ctx, part_.round())) returns.raise(ctx);
                 summed.wait(ctx, part_.round());
                 row = part_.head().row;
                 const uint32_t last_stage = part_.head().last_stage;

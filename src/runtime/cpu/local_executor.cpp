@@ -95,6 +95,7 @@ class LocalWarp final : public Warp {
     }
 
     void scheduling_point() override {}
+    void polling_point() override {}
 
     void copy_async(void* target, const void* source, size_t bytes, bool is_read_soon) override {
         if (launch->streams_rows && !is_read_soon) {

@@ -237,6 +237,10 @@ void Scheduler::finish_copy(const Copy& copy, bool lands) {
 
 void Scheduler::yield() {
     note_progress();
+    give_way();
+}
+
+void Scheduler::give_way() {
     ready_.push_back(&current());
     suspend();
 }

@@ -67,6 +67,8 @@ class Scheduler {
 
     // Lets other tasks run. Counts as progress of the caller.
     void yield();
+    // The same without progress.
+    void give_way();
     // Call after a failed poll. May return with the clock at deadline_ns if no task can make progress before. Throws on
     // a deadlock, and in every later wait.
     void poll(uint64_t deadline_ns);

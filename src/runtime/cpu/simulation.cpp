@@ -74,6 +74,10 @@ class SimulatedWarp final : public Warp, private ProtocolChecker {
         const ExecutorsWork work(kernel());
         may_switch();
     }
+    void polling_point() override {
+        const ExecutorsWork work(kernel());
+        if (scheduler().random().one_in(kSwitchOneIn)) scheduler().give_way();
+    }
 
     void copy_async(void* target, const void* source, size_t bytes, bool) override {
         task_->copies.release();
