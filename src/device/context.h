@@ -181,6 +181,13 @@ class Ctx {
     CROSSDOCK_DEVICE uint32_t add_acq_rel_shared(uint32_t* counter, uint32_t value) const {
         return ptx::add_acq_rel_shared(counter, value);
     }
+    // Raises it to `value`, unless it is larger. Whoever then loads it sees what this thread has seen before.
+    CROSSDOCK_DEVICE void max_acq_rel_shared(uint32_t* counter, uint32_t value) const {
+        ptx::max_acq_rel_shared(counter, value);
+    }
+    CROSSDOCK_DEVICE uint32_t load_acquire_shared(const uint32_t* counter) const {
+        return ptx::load_acquire_shared(counter);
+    }
     CROSSDOCK_DEVICE void max_shared(uint64_t* largest, uint64_t value) const {
         atomicMax(reinterpret_cast<unsigned long long*>(largest), static_cast<unsigned long long>(value));
     }
@@ -370,6 +377,14 @@ class Ctx {
         const uint32_t before = __atomic_load_n(counter, __ATOMIC_ACQUIRE);
         __atomic_store_n(counter, before + value, __ATOMIC_RELEASE);
         return before;
+    }
+    void max_acq_rel_shared(uint32_t* counter, uint32_t value) const {
+        if (value > __atomic_load_n(counter, __ATOMIC_ACQUIRE)) __atomic_store_n(counter, value, __ATOMIC_RELEASE);
+    }
+    uint32_t load_acquire_shared(const uint32_t* counter) const {
+        const uint32_t value = __atomic_load_n(counter, __ATOMIC_ACQUIRE);
+        warp_->polling_point();
+        return value;
     }
     void max_shared(uint64_t* largest, uint64_t value) const {
         if (value > __atomic_load_n(largest, __ATOMIC_RELAXED)) __atomic_store_n(largest, value, __ATOMIC_RELAXED);

@@ -172,7 +172,21 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// A counter in the block's shared memory.
+// Counters in the block's shared memory.
+__device__ __forceinline__ uint32_t load_acquire_shared(const uint32_t* counter) {
+    uint32_t value;
+    asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(shared_address(counter)) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void max_acq_rel_shared(uint32_t* counter, uint32_t value) {
+    uint32_t before;
+    asm volatile("atom.max.acq_rel.cta.shared::cta.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "r"(shared_address(counter)), "r"(value)
+                 : "memory");
+}
+
 __device__ __forceinline__ uint32_t add_acq_rel_shared(uint32_t* counter, uint32_t value) {
     uint32_t before;
     asm volatile("atom.add.acq_rel.cta.shared::cta.u32 %0, [%1], %2;"

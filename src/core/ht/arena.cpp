@@ -44,8 +44,7 @@ struct PacketBytes {
     }
 };
 
-// Slots of a ring of rows between teams. More slots need fewer credits. A credit covers half of the slots; if their
-// number is fixed, two, or one if every rank is a team.
+// Slots of a ring of rows between teams. More slots need fewer credits and puts: half of the slots, at most, are one.
 uint32_t gin_ring_bytes(const BackendTraits& backend, const GroupConfig& config, uint32_t channels) {
     const PacketBytes packet(config, config.lsa_team_size);
     const uint64_t rings = uint64_t{2} * (config.num_ranks / config.lsa_team_size) * channels;

@@ -25,7 +25,7 @@ inline constexpr uint32_t kHtMostCachedSlots = 32;
 
 // Slots of a ring between teams on a backend that has a fixed number of slots.
 constexpr uint32_t fixed_gin_slots(const BackendTraits& backend, const GroupConfig& config) {
-    return backend.ring_slots * (config.lsa_team_size == 1 ? 1 : 2);
+    return backend.ring_slots * (config.lsa_team_size == 1 ? 2 : 3);
 }
 
 // channels: blocks per operation, unless a handle asks for more: then up to most_channels, as far as rings of the

@@ -108,7 +108,8 @@ HtShared lay_out(const Group& group, const HtCommon& common, HtWarpLayout& warp_
     const auto compute = [&] {
         const uint32_t teams = static_cast<uint32_t>(group.config().num_ranks / group.config().lsa_team_size);
         const bool sums = warp_layout.summers > 0;
-        Cursor memory(16, kGinCountersOffset + 4 * num_gin_counters(common.arena.num_ranks, teams));
+        const uint64_t states = sizeof(GinRingState) * num_gin_rings(common.arena.num_ranks, teams);
+        Cursor memory(16, kGinStatesOffset + states);
         memory.take(shared.peers, common.arena.num_ranks);
         shared.plan_bytes = view_bytes<HtPlan>(common.topk);
         memory.take(shared.plans, warp_layout.warps(), shared.plan_bytes);

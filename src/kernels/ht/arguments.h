@@ -148,12 +148,20 @@ struct HtSlots {
     uint32_t num;
 };
 
-// Offsets in a block's shared memory. Groups of several teams have counters after the block's head, two per GIN ring
-// (GinRing).
-inline constexpr uint32_t kGinCountersOffset = 32;
+// What a block knows of a ring between teams; in shared memory. Of packets: the numbers of those before which all have
+// arrived, have been filled, have been put.
+struct GinRingState {
+    uint32_t taken[2];  // packets of the two batches that have been read
+    uint32_t arrived;
+    uint32_t filled;
+    uint32_t put;
+};
 
-CROSSDOCK_HOST_DEVICE constexpr uint32_t num_gin_counters(uint32_t ranks, uint32_t teams) {
-    return teams > 1 ? 2 * (teams + ranks) : 0;
+// Where in a block's shared memory groups of several teams have these: after the block's head.
+inline constexpr uint32_t kGinStatesOffset = 32;
+
+CROSSDOCK_HOST_DEVICE constexpr uint32_t num_gin_rings(uint32_t ranks, uint32_t teams) {
+    return teams > 1 ? teams + ranks : 0;
 }
 
 struct HtShared {

@@ -197,7 +197,7 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const Args& args) {
         init_stages(ctx, args.warp_layout, args.shared);
     }
     HtNote::init_all(ctx, args.warp_layout, args.shared);
-    GinRing::init_counters(ctx, c);
+    GinRing::init_states(ctx, c);
     ctx.wait_for_previous_kernels();
     ctx.enter(Phase::kCombineBegin);
     const Operation operation = begin_operation(ctx, c, [] {});
@@ -223,8 +223,9 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const Args& args) {
     } else if (warp_layout.is_announcer(warp)) {
         announce_packets(ctx, c, warp_layout, args.shared, operation, args.rows);
     } else if (kHasGinPeers && warp >= warp_layout.warps() - warp_layout.forwarders) {
-        RowGatherer<kDType, kWire, Args>(ctx, args, operation)
-            .run(ctx, warp - (warp_layout.warps() - warp_layout.forwarders), warp_layout.forwarders);
+        RowGatherer<kDType, kWire, Args>(ctx, args, operation, warp - (warp_layout.warps() - warp_layout.forwarders),
+                                         warp_layout.forwarders)
+            .run(ctx);
     } else {
         exchange_gradients(ctx, args, operation, warp - warp_layout.producers - warp_layout.consumers,
                            warp_layout.weight_warps);

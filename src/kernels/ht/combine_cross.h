@@ -14,25 +14,30 @@ namespace {
 template <DType kDType, HtWire kWire, typename Args>
 class RowGatherer {
   public:
-    CROSSDOCK_DEVICE RowGatherer(const Ctx& ctx, const Args& args, const Operation& operation)
+    // warp: among the `warps` of this block that gather, each for some of the teams.
+    CROSSDOCK_DEVICE RowGatherer(const Ctx& ctx, const Args& args, const Operation& operation, uint32_t warp,
+                                 uint32_t warps)
         : args_(args),
           operation_(operation),
           channel_(ctx.block_idx()),
-          plan_(HtPlan::of_warp(ctx, args.shared, args.common.topk)) {}
+          warp_(warp),
+          warps_(warps),
+          plan_(HtPlan::of_warp(ctx, args.shared, args.common.topk)),
+          sender_(args.common, operation, args.gin_rows, args.wire_bytes, channel_, 1 + warp, warps) {}
 
-    // warp: among the `warps` of this block that gather.
-    CROSSDOCK_DEVICE void run(const Ctx& ctx, uint32_t warp, uint32_t warps) const {
+    CROSSDOCK_DEVICE void run(const Ctx& ctx) const {
         const HtCommon& c = args_.common;
         const uint32_t end = largest_share(c, channel_, token_share);
         CROSSDOCK_ROLLED
-        for (uint32_t at = warp; at < end; at += warps) {
+        for (uint32_t at = 0; at < end; ++at) {
             CROSSDOCK_ROLLED
-            for (uint32_t i = 1; i < num_teams(c); ++i) {
+            for (uint32_t i = 1 + warp_; i < num_teams(c); i += warps_) {
                 const uint32_t team = (own_team(c) + i) % num_teams(c);
                 const Share share = token_share(c, rail_peer(c, team), channel_);
                 if (at < share.size() && !gather(ctx, team, share.first + at, share)) return;
             }
         }
+        if (is_leader(ctx)) sender_.send_filled(ctx);
     }
 
   private:
@@ -44,16 +49,13 @@ class RowGatherer {
         uint32_t num = 0;
         if (!find_rows(ctx, team, token, share, num)) return false;  // an incomplete sum must not be sent
         const GinRing ring = GinRing::of_rows(c, team, channel_);
-        const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation_, args_.gin_rows, sum.packet);
+        const bool may_send = is_leader(ctx) && sender_.wait_credit(ctx, ring, sum.packet);
         if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return false;
         const uint32_t source = rail_peer(c, team);
         uint32_t rows = 1;
-        uint32_t bytes = args_.wire_bytes;
         if constexpr (kWire == HtWire::kChoices) {
-            const uint32_t begin = rows_begin<kWire>(args_);
-            rows = gather_choices(ctx, num, ring.outgoing(args_.gin_rows, sum.packet) + begin);
+            rows = gather_choices(ctx, num, ring.outgoing(args_.gin_rows, sum.packet) + rows_begin<kWire>(args_));
             if (rows == 0) return false;
-            bytes = begin + rows * args_.row_bytes;
         } else {
             sum_rows<kDType>(ctx, PointerSummands{plan_.rows, num}, 0, args_.row_bytes / dtype_bytes(kDType),
                              ring.outgoing(args_.gin_rows, sum.packet));
@@ -62,7 +64,12 @@ class RowGatherer {
             merge_words(ctx, source, token, num, ring.outgoing(args_.gin_rows, sum.packet) + words_begin<kWire>(args_));
         ctx.warp_sync();
         if (is_leader(ctx)) {
-            ring.send(ctx, operation_, args_.gin_rows, sum.packet, bytes);
+            if constexpr (kWire == HtWire::kChoices) {  // packets of different sizes
+                const uint32_t bytes = rows_begin<kWire>(args_) + rows * args_.row_bytes;
+                ring.send(ctx, operation_, args_.gin_rows, sum.packet, bytes);
+            } else {
+                sender_.send_later(ctx, ring, sum.packet);
+            }
             count_rows(ctx, c.reach, source, rows, 0);
         }
         CROSSDOCK_ROLLED
@@ -130,8 +137,11 @@ class RowGatherer {
             SentRow sent{false, 0, 0};
             if (peer < end_of_team(c)) {
                 sent = rail_row(c, route_of(c, source, peer), token, share);
-                are_here = find_lsa_row(ctx, args_, operation_, source, peer, sent, row);
+                are_here = has_lsa_row(ctx, args_, operation_, source, peer, sent);
             }
+            if (!ctx.warp_all(are_here) && is_leader(ctx)) sender_.send_filled(ctx);
+            ctx.warp_sync();
+            if (peer < end_of_team(c)) are_here = find_lsa_row(ctx, args_, operation_, source, peer, sent, row);
             num += note_rows(ctx, plan_, num, row, peer, sent.packet);
             if (!ctx.warp_all(are_here)) return false;
         }
@@ -142,7 +152,10 @@ class RowGatherer {
     const Args& args_;
     const Operation& operation_;
     uint32_t channel_;
+    uint32_t warp_;
+    uint32_t warps_;
     HtPlan plan_;
+    GinSender sender_;
 };
 
 }  // namespace

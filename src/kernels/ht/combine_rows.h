@@ -9,14 +9,22 @@
 namespace crossdock {
 namespace {
 
+// The number among all rows of the row that a rank of this team returns to `source`, whose agent this rank is. Returns
+// false if none is sent.
+CROSSDOCK_DEVICE bool returns_row(const HtCommon& c, uint32_t source, uint32_t peer, const SentRow& sent,
+                                  uint64_t& number) {
+    number = uint64_t{c.tables.bases[route_of(c, source, peer)]} + sent.number;
+    return sent.exists && travels(c, static_cast<uint32_t>(number));
+}
+
 // One lane. Finds the row that a rank of this team returns for a token of `source`, whose agent this rank is: in place,
 // or in its packet once that has arrived. Stays null if there is no row: none is sent, or this rank's own tensor ends
 // before it. Returns false if the row does not arrive.
 CROSSDOCK_DEVICE bool find_lsa_row(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
                                    uint32_t source, uint32_t peer, const SentRow& sent, const std::byte*& row) {
     const HtCommon& c = args.common;
-    const uint64_t number = uint64_t{c.tables.bases[route_of(c, source, peer)]} + sent.number;
-    if (!sent.exists || !travels(c, static_cast<uint32_t>(number))) return true;
+    uint64_t number = 0;
+    if (!returns_row(c, source, peer, sent, number)) return true;
     if (peer_states(ctx, args.shared)[peer] == kDirect) {
         if (peer != c.rank) row = args.token_windows.at(peer, number * args.row_bytes);
         if (peer == c.rank && number < args.token_rows) row = args.tokens + number * args.row_bytes;
@@ -26,6 +34,15 @@ CROSSDOCK_DEVICE bool find_lsa_row(const Ctx& ctx, const HtCombineArgs& args, co
     if (!ring.wait_packet(ctx, operation, args.rows, sent.packet)) return false;
     row = ring.packet(args.rows, sent.packet);
     return true;
+}
+
+// One lane. find_lsa_row would not wait.
+CROSSDOCK_DEVICE bool has_lsa_row(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
+                                  uint32_t source, uint32_t peer, const SentRow& sent) {
+    const HtCommon& c = args.common;
+    uint64_t number = 0;
+    return !returns_row(c, source, peer, sent, number) || peer_states(ctx, args.shared)[peer] == kDirect ||
+           LsaRing::combine_from(c, source, peer, ctx.block_idx()).has_packet(ctx, operation, args.rows, sent.packet);
 }
 
 // Elastic. Where in a packet the weights are that return, and its rows: rows of choices come behind the weights, since

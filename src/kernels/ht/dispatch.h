@@ -14,7 +14,7 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const Args& args) {
     const HtCommon& c = args.common;
     init_stages(ctx, args.warp_layout, args.shared);
     HtNote::init_all(ctx, args.warp_layout, args.shared);
-    GinRing::init_counters(ctx, c);
+    GinRing::init_states(ctx, c);
     ctx.wait_for_previous_kernels();
     ctx.enter(Phase::kDispatchBegin);
     const Operation operation = begin_operation(ctx, c, [] {});

@@ -10,7 +10,7 @@
 namespace crossdock {
 namespace {
 
-// Sends own rows to the rail peers. warp: among the `warps` of this block that do this.
+// Sends own rows to the rail peers. warp: among the `warps` of this block that do this, each for some of the teams.
 template <typename Args>
 CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const Args& args, const Operation& operation, uint32_t warp,
                                  uint32_t warps) {
@@ -18,15 +18,16 @@ CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const Args& args, const Operati
     const uint32_t channel = ctx.block_idx();
     const uint32_t row_bytes = args.row_bytes;
     const Share share = token_share(c, c.rank, channel);
+    const GinSender sender(c, operation, args.gin_rows, row_bytes + args.scale_bytes, channel, 1 + warp, warps);
     CROSSDOCK_ROLLED
-    for (uint32_t token = share.first + warp; token < share.end; token += warps) {
+    for (uint32_t token = share.first; token < share.end; ++token) {
         CROSSDOCK_ROLLED
-        for (uint32_t i = 1; i < num_teams(c); ++i) {
+        for (uint32_t i = 1 + warp; i < num_teams(c); i += warps) {
             const uint32_t team = (own_team(c) + i) % num_teams(c);
             const SentRow row = crossing_row(c, Crossing::kOut, team, token, share);
             if (!row.exists) continue;
             const GinRing ring = GinRing::of_rows(c, team, channel);
-            const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation, args.gin_rows, row.packet);
+            const bool may_send = is_leader(ctx) && sender.wait_credit(ctx, ring, row.packet);
             if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return;
             std::byte* const packet = ring.outgoing(args.gin_rows, row.packet);
             // A handle that uses another's memory may have fewer tokens.
@@ -42,12 +43,13 @@ CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const Args& args, const Operati
             }
             wait_row_copies(ctx);
             if (is_leader(ctx)) {
-                ring.send(ctx, operation, args.gin_rows, row.packet, row_bytes + args.scale_bytes);
+                sender.send_later(ctx, ring, row.packet);
                 count_rows(ctx, c.reach, rail_peer(c, team), 1, 0);
             }
             ctx.warp_sync();
         }
     }
+    if (is_leader(ctx)) sender.send_filled(ctx);
 }
 
 // Forwards rows of other teams' source ranks to the ranks of this team.

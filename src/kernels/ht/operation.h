@@ -17,7 +17,7 @@ struct HtBlockHead {
     uint32_t verdict;
     uint32_t failures;  // threads that have found the group failed
 };
-static_assert(sizeof(HtBlockHead) <= kGinCountersOffset);
+static_assert(sizeof(HtBlockHead) <= kGinStatesOffset);
 
 CROSSDOCK_DEVICE HtBlockHead* ht_block_head(const Ctx& ctx) {
     return reinterpret_cast<HtBlockHead*>(ctx.shared_memory());

@@ -72,7 +72,12 @@ class LsaRing {
         ctx.store_release_system(flag_word(slots, number), pack_word(operation.epoch, number));
     }
 
-    // The receiver, one lane. Returns false if the sender is masked, the group has failed or the wait timed out.
+    // The receiver, one lane.
+    CROSSDOCK_DEVICE bool has_packet(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
+                                     uint32_t number) const {
+        return ctx.load_acquire_system(flag_word(slots, number)) == pack_word(operation.epoch, number);
+    }
+    // Waits until it has. Returns false if the sender is masked, the group has failed or the wait timed out.
     CROSSDOCK_DEVICE bool wait_packet(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                       uint32_t number) const {
         if (!is_active(ctx, c_.scope, sender_)) return false;
@@ -115,18 +120,22 @@ class LsaRing {
 // ---- rings between teams ----
 
 // This rank's end of a ring to and from a rank of another team. Offsets are those of one channel's first slot.
+//
+// One put sends several packets: a word of the first one's slot then has the number of the packet behind the last one.
+// So whoever waits for a packet looks at the word of the first that has not arrived.
+//
 // A credit covers a batch of packets: half the slots, whose number is even. The warp that takes the last packet of a
 // batch, by a counter in the block's shared memory, gives the credit. Two counters and two credit words per ring are
 // enough: no packet of a batch is sent before the second batch before it is done.
 class GinRing {
   public:
-    // ring_here: the ring's index among this rank's of that kind; ring_there: among the peer's; first_counter: of the
+    // ring_here: the ring's index among this rank's of that kind; ring_there: among the peer's; first_state: of the
     // rings of that kind.
     CROSSDOCK_DEVICE GinRing(const HtCommon& c, const HtGinRings& rings, int peer, int ring_here, int ring_there,
-                             uint32_t channel, int first_counter)
+                             uint32_t channel, int first_state)
         : c_(c),
           peer_(peer),
-          counters_(first_counter + 2 * ring_here),
+          state_(first_state + ring_here),
           own_words_(words_of(ring_here, channel)),
           peer_words_(words_of(ring_there, channel)),
           outbox_(rings.outbox.offset + bytes_of(rings, ring_here, channel)),
@@ -138,14 +147,14 @@ class GinRing {
         return GinRing(c, c.outbox.rows, rail_peer(c, team), team, own_team(c), channel, 0);
     }
     static CROSSDOCK_DEVICE GinRing of_weights(const HtCommon& c, uint32_t peer, uint32_t channel) {
-        return GinRing(c, c.outbox.weights, peer, peer, c.rank, channel, 2 * num_teams(c));
+        return GinRing(c, c.outbox.weights, peer, peer, c.rank, channel, num_teams(c));
     }
     // Followed by a block barrier.
-    static CROSSDOCK_DEVICE void init_counters(const Ctx& ctx, const HtCommon& c) {
+    static CROSSDOCK_DEVICE void init_states(const Ctx& ctx, const HtCommon& c) {
         if constexpr (!kHasGinPeers) return;
-        const uint32_t num = num_gin_counters(c.arena.num_ranks, num_teams(c));
+        const uint32_t num = num_gin_rings(c.arena.num_ranks, num_teams(c));
         CROSSDOCK_ROLLED
-        for (uint32_t i = thread_idx(ctx); i < num; i += num_threads(ctx)) counters(ctx)[i] = 0;
+        for (uint32_t i = thread_idx(ctx); i < num; i += num_threads(ctx)) states(ctx)[i] = {};
     }
 
     // The memory of packet `number` to put, and of a packet that has arrived.
@@ -156,36 +165,58 @@ class GinRing {
         return at(packets_here_ + slot_bytes(slots, number));
     }
 
-    // One lane. Waits until the packet's slot is free at both ends. Returns false if the group has failed.
+    // One lane. The packet's slot is free at both ends.
+    CROSSDOCK_DEVICE bool has_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
+                                     uint32_t number) const {
+        const uint32_t batch = number / batch_size(slots);
+        return batch < 2 || ctx.skips_credit() ||
+               ctx.load_acquire_system(word_at(credit_word(batch))) == pack_word(operation.epoch, batch - 2);
+    }
+    // Waits until it is. Returns false if the group has failed.
     CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                       uint32_t number) const {
         const uint32_t batch = number / batch_size(slots);
         if (batch < 2 || ctx.skips_credit()) return true;
-        return wait_word(ctx, operation, WaitStep::kCredit, rings_.credits.offset + own_words_ + 8 * (batch % 2),
-                         batch - 2);
+        return wait_ring_word(ctx, c_, operation, WaitStep::kCredit, peer_, word_at(credit_word(batch)), batch - 2);
     }
-    // One lane, after a warp barrier. Sends the packet's first bytes, which this lane's warp has written, with their
-    // flag. Not inlined, like give_credit: kernels would spill more registers.
-    CROSSDOCK_DEVICE_RARE void send(const Ctx& ctx, const Operation& operation, const HtSlots& slots, uint32_t number,
-                                    uint32_t bytes) const {
-        ctx.fence_system();
-        const Raise flag =
-            raise_of(rings_.flags, rings_.raised_flags, slot_of(slots, number), pack_word(operation.epoch, number));
-        if (bytes == 0) return raise_word(ctx, c_.reach, peer_, flag);
-        put_and_raise(ctx, c_.reach, peer_, packets_there_ + slot_bytes(slots, number),
-                      outbox_ + slot_bytes(slots, number), bytes, flag);
+
+    // A packet that is put by itself. One lane, after a warp barrier: sends the packet's first bytes, which this lane's
+    // warp has written. Other warps may send others of this ring meanwhile.
+    CROSSDOCK_DEVICE void send(const Ctx& ctx, const Operation& operation, const HtSlots& slots, uint32_t number,
+                               uint32_t bytes) const {
+        put(ctx, operation, slots, number, number + 1, bytes);
     }
+    // A packet that may be put with others; one warp sends all of the ring. The same lane and barrier.
+    // packet_bytes: of each.
+    CROSSDOCK_DEVICE void send_later(const Ctx& ctx, const Operation& operation, const HtSlots& slots, uint32_t number,
+                                     uint32_t packet_bytes) const {
+        GinRingState& state = states(ctx)[state_];
+        state.filled = number + 1;
+        if (state.filled % batch_size(slots) == 0) send_filled(ctx, operation, slots, packet_bytes);
+    }
+    CROSSDOCK_DEVICE void send_filled(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
+                                      uint32_t packet_bytes) const {
+        GinRingState& state = states(ctx)[state_];
+        if (state.put == state.filled) return;
+        put(ctx, operation, slots, state.put, state.filled, packet_bytes);
+        state.put = state.filled;
+    }
+
+    // One lane. Waits until the packet and all before it have arrived. Returns false if the group has failed.
     CROSSDOCK_DEVICE bool wait_packet(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                       uint32_t number) const {
-        return wait_word(ctx, operation, WaitStep::kRow, rings_.flags.offset + own_words_ + 8 * slot_of(slots, number),
-                         number);
+        return wait_for(
+            ctx, c_, operation, WaitStep::kRow, peer_, uint64_t{number} + 1,
+            [&] { return uint64_t{num_arrived(ctx, operation, slots, number)}; },
+            [&](uint64_t arrived) { return arrived > number; });
     }
-    // One lane, after a barrier of the lanes that have read the packet.
+    // One lane, after a barrier of the lanes that have read the packet. Not inlined, like put: kernels would spill more
+    // registers.
     CROSSDOCK_DEVICE_RARE void give_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                            uint32_t number) const {
         const uint32_t size = batch_size(slots);
-        const uint32_t batch = number / batch_size(slots);
-        uint32_t* const taken = counters(ctx) + counters_ + batch % 2;
+        const uint32_t batch = number / size;
+        uint32_t* const taken = &states(ctx)[state_].taken[batch % 2];
         if (ctx.add_acq_rel_shared(taken, 1) + 1 < size) return;
         ctx.add_shared(taken, 0 - size);
         raise_word(ctx, c_.reach, peer_,
@@ -193,8 +224,32 @@ class GinRing {
     }
 
   private:
-    static CROSSDOCK_DEVICE uint32_t* counters(const Ctx& ctx) {
-        return reinterpret_cast<uint32_t*>(ctx.shared_memory() + kGinCountersOffset);
+    static CROSSDOCK_DEVICE GinRingState* states(const Ctx& ctx) {
+        return reinterpret_cast<GinRingState*>(ctx.shared_memory() + kGinStatesOffset);
+    }
+    // Packets first to end, of one batch.
+    CROSSDOCK_DEVICE_RARE void put(const Ctx& ctx, const Operation& operation, const HtSlots& slots, uint32_t first,
+                                   uint32_t end, uint32_t bytes_of_last) const {
+        ctx.fence_system();
+        const Raise flag =
+            raise_of(rings_.flags, rings_.raised_flags, slot_of(slots, first), pack_word(operation.epoch, end));
+        const uint64_t bytes = uint64_t{end - 1 - first} * slots.stride + bytes_of_last;
+        if (bytes == 0) return raise_word(ctx, c_.reach, peer_, flag);
+        put_and_raise(ctx, c_.reach, peer_, packets_there_ + slot_bytes(slots, first),
+                      outbox_ + slot_bytes(slots, first), bytes, flag);
+    }
+    // A word that belongs to a later turn of its slot says nothing: packets between may be under way. Then another warp
+    // has seen those of this turn arrive, and the next look finds them.
+    CROSSDOCK_DEVICE uint32_t num_arrived(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
+                                          uint32_t wanted) const {
+        GinRingState& state = states(ctx)[state_];
+        const uint32_t known = ctx.load_acquire_shared(&state.arrived);
+        if (known > wanted) return known;
+        const uint64_t word = ctx.load_acquire_system(word_at(flag_word(slots, known)));
+        const uint32_t told = static_cast<uint32_t>(word_payload(word));
+        if (word_epoch(word) != operation.epoch || told <= known || told - known > batch_size(slots)) return known;
+        ctx.max_acq_rel_shared(&state.arrived, told);
+        return told;
     }
     static CROSSDOCK_DEVICE uint32_t batch_size(const HtSlots& slots) { return slots.num / 2; }
     static CROSSDOCK_DEVICE uint32_t slot_of(const HtSlots& slots, uint32_t number) { return number % slots.num; }
@@ -208,9 +263,14 @@ class GinRing {
         return uint64_t{slot_of(slots, number)} * slots.stride;
     }
     CROSSDOCK_DEVICE std::byte* at(uint64_t offset) const { return c_.reach.network.local + offset; }
-    CROSSDOCK_DEVICE bool wait_word(const Ctx& ctx, const Operation& operation, WaitStep step, uint64_t word,
-                                    uint32_t number) const {
-        return wait_ring_word(ctx, c_, operation, step, peer_, reinterpret_cast<const uint64_t*>(at(word)), number);
+    CROSSDOCK_DEVICE uint64_t flag_word(const HtSlots& slots, uint32_t number) const {
+        return rings_.flags.offset + own_words_ + 8 * slot_of(slots, number);
+    }
+    CROSSDOCK_DEVICE uint64_t credit_word(uint32_t batch) const {
+        return rings_.credits.offset + own_words_ + 8 * (batch % 2);
+    }
+    CROSSDOCK_DEVICE const uint64_t* word_at(uint64_t offset) const {
+        return reinterpret_cast<const uint64_t*>(at(offset));
     }
     CROSSDOCK_DEVICE Raise raise_of(const Region<uint64_t>& words, const Region<uint64_t>& raised, uint32_t word,
                                     uint64_t value) const {
@@ -219,13 +279,54 @@ class GinRing {
 
     const HtCommon& c_;
     int peer_;
-    int counters_;  // this ring's first
+    int state_;
     uint64_t own_words_;
     uint64_t peer_words_;
     uint64_t outbox_;
     uint64_t packets_here_;
     uint64_t packets_there_;
     const HtGinRings& rings_;
+};
+
+// One warp, which sends all packets of its rings of rows: those to the teams after this one by `first`, `first` +
+// `stride`, .... Before it waits for anyone it sends what it has filled: who it waits for may need that.
+class GinSender {
+  public:
+    CROSSDOCK_DEVICE GinSender(const HtCommon& c, const Operation& operation, const HtSlots& slots,
+                               uint32_t packet_bytes, uint32_t channel, uint32_t first, uint32_t stride)
+        : c_(c),
+          operation_(operation),
+          slots_(slots),
+          packet_bytes_(packet_bytes),
+          channel_(channel),
+          first_(first),
+          stride_(stride) {}
+
+    // One lane; as GinRing's.
+    CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const GinRing& ring, uint32_t number) const {
+        if (ring.has_credit(ctx, operation_, slots_, number)) return true;
+        send_filled(ctx);
+        return ring.wait_credit(ctx, operation_, slots_, number);
+    }
+    CROSSDOCK_DEVICE void send_later(const Ctx& ctx, const GinRing& ring, uint32_t number) const {
+        ring.send_later(ctx, operation_, slots_, number, packet_bytes_);
+    }
+    CROSSDOCK_DEVICE void send_filled(const Ctx& ctx) const {
+        CROSSDOCK_ROLLED
+        for (uint32_t i = first_; i < num_teams(c_); i += stride_) {
+            GinRing::of_rows(c_, (own_team(c_) + i) % num_teams(c_), channel_)
+                .send_filled(ctx, operation_, slots_, packet_bytes_);
+        }
+    }
+
+  private:
+    const HtCommon& c_;
+    const Operation& operation_;
+    const HtSlots& slots_;
+    uint32_t packet_bytes_;
+    uint32_t channel_;
+    uint32_t first_;
+    uint32_t stride_;
 };
 
 }  // namespace
