@@ -202,9 +202,10 @@ TEST_BOTH_MODES(Elastic, RanksThatDifferLearnIt) {
                     const auto run = [&] { return difference.is_combine ? combine->run() : dispatch->run(); };
                     difference.is_combine ? void(combine.emplace(context, handle, 1, form))
                                           : void(dispatch.emplace(context, handle, 1, form));
-                    // GPUs that need nothing of each other in a combine, and enter it in the same microsecond, see
-                    // neither's entry. So there the odd one is last.
-                    const bool in_turn = context.is_gpu() && difference.is_combine && routes == Routes::kToThemselves;
+                    // GPUs that need nothing of each other in a combine of LL, and enter it in the same microsecond,
+                    // see neither's entry. So there the odd one is last. HT waits for every entry.
+                    const bool in_turn = context.is_gpu() && mode == kLowLatency && difference.is_combine &&
+                                         routes == Routes::kToThemselves;
                     if (in_turn && is_odd) context.barrier();
                     run();
                     context.synchronize(handle.stream());
