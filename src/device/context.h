@@ -181,9 +181,10 @@ class Ctx {
     CROSSDOCK_DEVICE uint32_t add_acq_rel_shared(uint32_t* counter, uint32_t value) const {
         return ptx::add_acq_rel_shared(counter, value);
     }
-    // Raises it to `value`, unless it is larger. Whoever then loads it sees what this thread has seen before.
-    CROSSDOCK_DEVICE void max_acq_rel_shared(uint32_t* counter, uint32_t value) const {
-        ptx::max_acq_rel_shared(counter, value);
+    // Sets the counter to `value`, if that is larger. A thread that reads the value with load_acquire_shared sees
+    // everything that this thread has seen.
+    CROSSDOCK_DEVICE void max_release_shared(uint32_t* counter, uint32_t value) const {
+        ptx::max_release_shared(counter, value);
     }
     CROSSDOCK_DEVICE uint32_t load_acquire_shared(const uint32_t* counter) const {
         return ptx::load_acquire_shared(counter);
@@ -378,8 +379,8 @@ class Ctx {
         __atomic_store_n(counter, before + value, __ATOMIC_RELEASE);
         return before;
     }
-    void max_acq_rel_shared(uint32_t* counter, uint32_t value) const {
-        if (value > __atomic_load_n(counter, __ATOMIC_ACQUIRE)) __atomic_store_n(counter, value, __ATOMIC_RELEASE);
+    void max_release_shared(uint32_t* counter, uint32_t value) const {
+        if (value > __atomic_load_n(counter, __ATOMIC_RELAXED)) __atomic_store_n(counter, value, __ATOMIC_RELEASE);
     }
     uint32_t load_acquire_shared(const uint32_t* counter) const {
         const uint32_t value = __atomic_load_n(counter, __ATOMIC_ACQUIRE);

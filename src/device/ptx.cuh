@@ -179,12 +179,8 @@ __device__ __forceinline__ uint32_t load_acquire_shared(const uint32_t* counter)
     return value;
 }
 
-__device__ __forceinline__ void max_acq_rel_shared(uint32_t* counter, uint32_t value) {
-    uint32_t before;
-    asm volatile("atom.max.acq_rel.cta.shared::cta.u32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "r"(shared_address(counter)), "r"(value)
-                 : "memory");
+__device__ __forceinline__ void max_release_shared(uint32_t* counter, uint32_t value) {
+    asm volatile("red.max.release.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(counter)), "r"(value) : "memory");
 }
 
 __device__ __forceinline__ uint32_t add_acq_rel_shared(uint32_t* counter, uint32_t value) {

@@ -144,9 +144,10 @@ def ht_table():
         crossing = tokens * distinct_ranks(nodes, experts, topk) * (nodes - 1) / nodes
         by_rank = tokens * distinct_ranks(ranks, experts, topk) * remote / ranks
         weights = by_rank * 4 * (min(topk, experts // ranks) + 3) // 4 * 4
-        puts = crossing + chunks * remote  # each carries a signal
-        # A credit is for half a ring: of rows (src/core/ht/arena.h, with the default's 24 SMs), of weights.
-        row_slots = max(4, min(16, (64 << 20) // (2 * nodes * 24 * row_bytes)))
+        # A credit is for half a ring, and a put of rows is for as much at most: src/core/ht/arena.h, with the most SMs
+        # that an operation takes by default.
+        row_slots = max(4, min(16, (64 << 20) // (2 * nodes * 32 * row_bytes))) // 2 * 2
+        puts = crossing / (row_slots // 2) + chunks * remote  # each carries a signal
         weight_slots = min(64, 16384 // (32 * 4 * ((min(topk, experts // ranks) + 3) // 4 * 4)))
         signals = crossing / (row_slots // 2) + chunks * remote / (weight_slots // 2) + remote
         there = crossing * row_bytes + weights + (puts + signals) * SIGNAL_BYTES

@@ -44,7 +44,8 @@ struct PacketBytes {
     }
 };
 
-// Slots of a ring of rows between teams. More slots need fewer credits and puts: half of the slots, at most, are one.
+// Slots of a ring of rows between teams. A credit covers half of the slots, and a put at most as many, so more slots
+// need fewer of both.
 uint32_t gin_ring_bytes(const BackendTraits& backend, const GroupConfig& config, uint32_t channels) {
     const PacketBytes packet(config, config.lsa_team_size);
     const uint64_t rings = uint64_t{2} * (config.num_ranks / config.lsa_team_size) * channels;

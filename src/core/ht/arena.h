@@ -23,7 +23,8 @@ inline constexpr uint64_t kHtFewestGinSlots = 4;
 inline constexpr uint64_t kHtMostGinSlots = 16;
 inline constexpr uint32_t kHtMostCachedSlots = 32;
 
-// Slots of a ring between teams on a backend that has a fixed number of slots.
+// Slots of a ring between teams on a backend that has a fixed number of slots: so many that rows are put together
+// there, too, two or three of them.
 constexpr uint32_t fixed_gin_slots(const BackendTraits& backend, const GroupConfig& config) {
     return backend.ring_slots * (config.lsa_team_size == 1 ? 2 : 3);
 }

@@ -54,7 +54,7 @@ class Warp {
 
     // The simulation may switch to another fiber here. Does nothing in other backends.
     virtual void scheduling_point() = 0;
-    // The same behind a look at what may not have come: no progress.
+    // The same after a check that may have failed. Does not count as progress.
     virtual void polling_point() = 0;
 
     // Asynchronous copy, complete at the latest when wait_copies returns. Immediate unless is_lazy(); in the simulation

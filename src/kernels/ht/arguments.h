@@ -148,13 +148,12 @@ struct HtSlots {
     uint32_t num;
 };
 
-// What a block knows of a ring between teams; in shared memory. Of packets: the numbers of those before which all have
-// arrived, have been filled, have been put.
+// What a block knows of a ring between teams; in shared memory.
 struct GinRingState {
-    uint32_t taken[2];  // packets of the two batches that have been read
-    uint32_t arrived;
-    uint32_t filled;
-    uint32_t put;
+    uint32_t taken[2];  // of each of two batches, how many packets have been read
+    uint32_t arrived;   // packets [0, arrived) have arrived
+    uint32_t filled;    // rows, known to the warp that sends them: packets [0, filled) are in the outbox,
+    uint32_t put;       // [0, put) have been put
 };
 
 // Where in a block's shared memory groups of several teams have these: after the block's head.

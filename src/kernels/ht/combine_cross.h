@@ -20,22 +20,19 @@ class RowGatherer {
         : args_(args),
           operation_(operation),
           channel_(ctx.block_idx()),
-          warp_(warp),
-          warps_(warps),
           plan_(HtPlan::of_warp(ctx, args.shared, args.common.topk)),
-          sender_(args.common, operation, args.gin_rows, args.wire_bytes, channel_, 1 + warp, warps) {}
+          sender_(args.common, operation, args.gin_rows, args.wire_bytes, channel_, warp, warps) {}
 
     CROSSDOCK_DEVICE void run(const Ctx& ctx) const {
         const HtCommon& c = args_.common;
         const uint32_t end = largest_share(c, channel_, token_share);
         CROSSDOCK_ROLLED
         for (uint32_t at = 0; at < end; ++at) {
-            CROSSDOCK_ROLLED
-            for (uint32_t i = 1 + warp_; i < num_teams(c); i += warps_) {
-                const uint32_t team = (own_team(c) + i) % num_teams(c);
+            const bool may_continue = sender_.for_teams([&](uint32_t team) {
                 const Share share = token_share(c, rail_peer(c, team), channel_);
-                if (at < share.size() && !gather(ctx, team, share.first + at, share)) return;
-            }
+                return at >= share.size() || gather(ctx, team, share.first + at, share);
+            });
+            if (!may_continue) return;
         }
         if (is_leader(ctx)) sender_.send_filled(ctx);
     }
@@ -152,8 +149,6 @@ class RowGatherer {
     const Args& args_;
     const Operation& operation_;
     uint32_t channel_;
-    uint32_t warp_;
-    uint32_t warps_;
     HtPlan plan_;
     GinSender sender_;
 };

@@ -9,8 +9,8 @@
 namespace crossdock {
 namespace {
 
-// The number among all rows of the row that a rank of this team returns to `source`, whose agent this rank is. Returns
-// false if none is sent.
+// Returns whether a rank of this team returns a row for a token of `source`, whose agent this rank is. number: the
+// row's number among all rows that the rank has received.
 CROSSDOCK_DEVICE bool returns_row(const HtCommon& c, uint32_t source, uint32_t peer, const SentRow& sent,
                                   uint64_t& number) {
     number = uint64_t{c.tables.bases[route_of(c, source, peer)]} + sent.number;
@@ -36,7 +36,7 @@ CROSSDOCK_DEVICE bool find_lsa_row(const Ctx& ctx, const HtCombineArgs& args, co
     return true;
 }
 
-// One lane. find_lsa_row would not wait.
+// One lane. Returns whether find_lsa_row would return at once.
 CROSSDOCK_DEVICE bool has_lsa_row(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
                                   uint32_t source, uint32_t peer, const SentRow& sent) {
     const HtCommon& c = args.common;

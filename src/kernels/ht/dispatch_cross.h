@@ -18,36 +18,35 @@ CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const Args& args, const Operati
     const uint32_t channel = ctx.block_idx();
     const uint32_t row_bytes = args.row_bytes;
     const Share share = token_share(c, c.rank, channel);
-    const GinSender sender(c, operation, args.gin_rows, row_bytes + args.scale_bytes, channel, 1 + warp, warps);
+    const GinSender sender(c, operation, args.gin_rows, row_bytes + args.scale_bytes, channel, warp, warps);
+    const auto send = [&](uint32_t token, uint32_t team) {
+        const SentRow row = crossing_row(c, Crossing::kOut, team, token, share);
+        if (!row.exists) return true;
+        const GinRing ring = GinRing::of_rows(c, team, channel);
+        const bool may_send = is_leader(ctx) && sender.wait_credit(ctx, ring, row.packet);
+        if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return false;
+        std::byte* const packet = ring.outgoing(args.gin_rows, row.packet);
+        // A handle that uses another's memory may have fewer tokens.
+        if (token < c.num_tokens) {
+            copy_row(ctx, args.tokens + uint64_t{token} * row_bytes, row_bytes, 1, [&](uint32_t) { return packet; });
+            if constexpr (kIsElastic<Args>) {
+                gather_words(ctx, args, token, packet + row_bytes);
+            } else if (args.scale_bytes > 0) {
+                copy_scales(ctx, args.scales + uint64_t{token} * args.scale_bytes, args.scale_bytes, 1,
+                            [&](uint32_t) { return packet + row_bytes; });
+            }
+        }
+        wait_row_copies(ctx);
+        if (is_leader(ctx)) {
+            sender.send_later(ctx, ring, row.packet);
+            count_rows(ctx, c.reach, rail_peer(c, team), 1, 0);
+        }
+        ctx.warp_sync();
+        return true;
+    };
     CROSSDOCK_ROLLED
     for (uint32_t token = share.first; token < share.end; ++token) {
-        CROSSDOCK_ROLLED
-        for (uint32_t i = 1 + warp; i < num_teams(c); i += warps) {
-            const uint32_t team = (own_team(c) + i) % num_teams(c);
-            const SentRow row = crossing_row(c, Crossing::kOut, team, token, share);
-            if (!row.exists) continue;
-            const GinRing ring = GinRing::of_rows(c, team, channel);
-            const bool may_send = is_leader(ctx) && sender.wait_credit(ctx, ring, row.packet);
-            if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return;
-            std::byte* const packet = ring.outgoing(args.gin_rows, row.packet);
-            // A handle that uses another's memory may have fewer tokens.
-            if (token < c.num_tokens) {
-                copy_row(ctx, args.tokens + uint64_t{token} * row_bytes, row_bytes, 1,
-                         [&](uint32_t) { return packet; });
-                if constexpr (kIsElastic<Args>) {
-                    gather_words(ctx, args, token, packet + row_bytes);
-                } else if (args.scale_bytes > 0) {
-                    copy_scales(ctx, args.scales + uint64_t{token} * args.scale_bytes, args.scale_bytes, 1,
-                                [&](uint32_t) { return packet + row_bytes; });
-                }
-            }
-            wait_row_copies(ctx);
-            if (is_leader(ctx)) {
-                sender.send_later(ctx, ring, row.packet);
-                count_rows(ctx, c.reach, rail_peer(c, team), 1, 0);
-            }
-            ctx.warp_sync();
-        }
+        if (!sender.for_teams([&](uint32_t team) { return send(token, team); })) return;
     }
     if (is_leader(ctx)) sender.send_filled(ctx);
 }

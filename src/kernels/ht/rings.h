@@ -44,13 +44,13 @@ class LsaRing {
                uint64_t{number % slots.num} * slots.stride;
     }
 
-    // The sender, one lane. The packet's slot is free.
+    // The sender, one lane. Returns whether the packet's slot is free.
     CROSSDOCK_DEVICE bool has_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                      uint32_t number) const {
         return number < slots.num ||
                ctx.load_relaxed_system(credit_word(slots, number)) == pack_word(operation.epoch, number - slots.num);
     }
-    // Waits until it is: then the packet may be written. Returns false if the receiver is lost.
+    // Waits until the slot is free: then the packet may be written. Returns false if the receiver is lost.
     CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                       uint32_t number) const {
         const bool is_free = number < slots.num || ctx.skips_credit()
@@ -72,12 +72,12 @@ class LsaRing {
         ctx.store_release_system(flag_word(slots, number), pack_word(operation.epoch, number));
     }
 
-    // The receiver, one lane.
+    // The receiver, one lane. Returns whether wait_packet would return at once; before the packet is read, call that.
     CROSSDOCK_DEVICE bool has_packet(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                      uint32_t number) const {
-        return ctx.load_acquire_system(flag_word(slots, number)) == pack_word(operation.epoch, number);
+        return ctx.load_relaxed_system(flag_word(slots, number)) == pack_word(operation.epoch, number);
     }
-    // Waits until it has. Returns false if the sender is masked, the group has failed or the wait timed out.
+    // Returns false if the sender is masked, the group has failed or the wait timed out.
     CROSSDOCK_DEVICE bool wait_packet(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                       uint32_t number) const {
         if (!is_active(ctx, c_.scope, sender_)) return false;
@@ -121,8 +121,8 @@ class LsaRing {
 
 // This rank's end of a ring to and from a rank of another team. Offsets are those of one channel's first slot.
 //
-// One put sends several packets: a word of the first one's slot then has the number of the packet behind the last one.
-// So whoever waits for a packet looks at the word of the first that has not arrived.
+// One put may send several packets. It sets the flag of the first one's slot to the number of the packet after the last
+// one. So whoever waits for a packet looks at the flag of the first packet that has not arrived.
 //
 // A credit covers a batch of packets: half the slots, whose number is even. The warp that takes the last packet of a
 // batch, by a counter in the block's shared memory, gives the credit. Two counters and two credit words per ring are
@@ -165,18 +165,18 @@ class GinRing {
         return at(packets_here_ + slot_bytes(slots, number));
     }
 
-    // One lane. The packet's slot is free at both ends.
+    // One lane. Returns whether the packet's slot is free at both ends.
     CROSSDOCK_DEVICE bool has_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                      uint32_t number) const {
         const uint32_t batch = number / batch_size(slots);
         return batch < 2 || ctx.skips_credit() ||
                ctx.load_acquire_system(word_at(credit_word(batch))) == pack_word(operation.epoch, batch - 2);
     }
-    // Waits until it is. Returns false if the group has failed.
+    // Waits until the slot is free. Returns false if the group has failed.
     CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                       uint32_t number) const {
+        if (has_credit(ctx, operation, slots, number)) return true;
         const uint32_t batch = number / batch_size(slots);
-        if (batch < 2 || ctx.skips_credit()) return true;
         return wait_ring_word(ctx, c_, operation, WaitStep::kCredit, peer_, word_at(credit_word(batch)), batch - 2);
     }
 
@@ -238,8 +238,8 @@ class GinRing {
         put_and_raise(ctx, c_.reach, peer_, packets_there_ + slot_bytes(slots, first),
                       outbox_ + slot_bytes(slots, first), bytes, flag);
     }
-    // A word that belongs to a later turn of its slot says nothing: packets between may be under way. Then another warp
-    // has seen those of this turn arrive, and the next look finds them.
+    // A flag of a later turn of its slot says nothing, since packets between may be under way. In that case another
+    // warp has seen those of this turn arrive, and the next look at `arrived` finds them.
     CROSSDOCK_DEVICE uint32_t num_arrived(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                           uint32_t wanted) const {
         GinRingState& state = states(ctx)[state_];
@@ -248,7 +248,7 @@ class GinRing {
         const uint64_t word = ctx.load_acquire_system(word_at(flag_word(slots, known)));
         const uint32_t told = static_cast<uint32_t>(word_payload(word));
         if (word_epoch(word) != operation.epoch || told <= known || told - known > batch_size(slots)) return known;
-        ctx.max_acq_rel_shared(&state.arrived, told);
+        ctx.max_release_shared(&state.arrived, told);
         return told;
     }
     static CROSSDOCK_DEVICE uint32_t batch_size(const HtSlots& slots) { return slots.num / 2; }
@@ -288,19 +288,31 @@ class GinRing {
     const HtGinRings& rings_;
 };
 
-// One warp, which sends all packets of its rings of rows: those to the teams after this one by `first`, `first` +
-// `stride`, .... Before it waits for anyone it sends what it has filled: who it waits for may need that.
+// The rows that one warp sends to other teams. Each of the `warps` that do so has some of the teams: it sends all rows
+// of their rings. Before it waits for anyone it must send what it has filled, since the peer may need that: wait_credit
+// does so, and before other waits the caller calls send_filled.
 class GinSender {
   public:
     CROSSDOCK_DEVICE GinSender(const HtCommon& c, const Operation& operation, const HtSlots& slots,
-                               uint32_t packet_bytes, uint32_t channel, uint32_t first, uint32_t stride)
+                               uint32_t packet_bytes, uint32_t channel, uint32_t warp, uint32_t warps)
         : c_(c),
           operation_(operation),
           slots_(slots),
           packet_bytes_(packet_bytes),
           channel_(channel),
-          first_(first),
-          stride_(stride) {}
+          warp_(warp),
+          warps_(warps) {}
+
+    // Calls visit(team) for this warp's teams, the next one first, until it returns false. Returns what it returned
+    // last.
+    template <typename Visit>
+    CROSSDOCK_DEVICE bool for_teams(Visit visit) const {
+        CROSSDOCK_ROLLED
+        for (uint32_t i = 1 + warp_; i < num_teams(c_); i += warps_) {
+            if (!visit((own_team(c_) + i) % num_teams(c_))) return false;
+        }
+        return true;
+    }
 
     // One lane; as GinRing's.
     CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const GinRing& ring, uint32_t number) const {
@@ -311,12 +323,11 @@ class GinSender {
     CROSSDOCK_DEVICE void send_later(const Ctx& ctx, const GinRing& ring, uint32_t number) const {
         ring.send_later(ctx, operation_, slots_, number, packet_bytes_);
     }
-    CROSSDOCK_DEVICE void send_filled(const Ctx& ctx) const {
-        CROSSDOCK_ROLLED
-        for (uint32_t i = first_; i < num_teams(c_); i += stride_) {
-            GinRing::of_rows(c_, (own_team(c_) + i) % num_teams(c_), channel_)
-                .send_filled(ctx, operation_, slots_, packet_bytes_);
-        }
+    CROSSDOCK_DEVICE_RARE void send_filled(const Ctx& ctx) const {
+        for_teams([&](uint32_t team) {
+            GinRing::of_rows(c_, team, channel_).send_filled(ctx, operation_, slots_, packet_bytes_);
+            return true;
+        });
     }
 
   private:
@@ -325,8 +336,8 @@ class GinSender {
     const HtSlots& slots_;
     uint32_t packet_bytes_;
     uint32_t channel_;
-    uint32_t first_;
-    uint32_t stride_;
+    uint32_t warp_;
+    uint32_t warps_;
 };
 
 }  // namespace
