@@ -310,8 +310,8 @@ class Ctx {
     }
     static constexpr int kPollsPerClockRead = 1;
 
-    uint64_t load_acquire_system(const uint64_t* word) const { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
-    uint64_t load_relaxed_system(const uint64_t* word) const { return __atomic_load_n(word, __ATOMIC_RELAXED); }
+    uint64_t load_acquire_system(const uint64_t* word) const { return looked(__atomic_load_n(word, __ATOMIC_ACQUIRE)); }
+    uint64_t load_relaxed_system(const uint64_t* word) const { return looked(__atomic_load_n(word, __ATOMIC_RELAXED)); }
     void store_release_system(uint64_t* word, uint64_t value) const {
         warp_->scheduling_point();
         if (!warp_->is_killed()) __atomic_store_n(word, value, __ATOMIC_RELEASE);
@@ -328,7 +328,7 @@ class Ctx {
     }
     TaggedWord load_tagged(const TaggedWord* word) const {
         const uint64_t tag = __atomic_load_n(&word->tag, __ATOMIC_ACQUIRE);
-        return {__atomic_load_n(&word->payload, __ATOMIC_RELAXED), tag};
+        return looked(TaggedWord{__atomic_load_n(&word->payload, __ATOMIC_RELAXED), tag});
     }
     void store_tagged(TaggedWord* word, uint64_t payload, uint64_t tag) const {
         warp_->scheduling_point();
@@ -359,8 +359,8 @@ class Ctx {
         warp_->scheduling_point();
         return __atomic_exchange_n(word, value, __ATOMIC_RELEASE);
     }
-    uint32_t load_relaxed_device(const uint32_t* word) const { return __atomic_load_n(word, __ATOMIC_RELAXED); }
-    uint32_t load_acquire_device(const uint32_t* word) const { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+    uint32_t load_relaxed_device(const uint32_t* word) const { return looked(__atomic_load_n(word, __ATOMIC_RELAXED)); }
+    uint32_t load_acquire_device(const uint32_t* word) const { return looked(__atomic_load_n(word, __ATOMIC_ACQUIRE)); }
     void store_relaxed_device(uint32_t* word, uint32_t value) const { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
     uint32_t add_acq_rel_device(uint32_t* word, uint32_t value) const {
         warp_->scheduling_point();
@@ -370,11 +370,13 @@ class Ctx {
     void fence_landed() const {}
     void fence_async_copies() const {}
     uint32_t add_shared(uint32_t* counter, uint32_t value) const {
+        warp_->polling_point();
         const uint32_t before = __atomic_load_n(counter, __ATOMIC_RELAXED);
         __atomic_store_n(counter, before + value, __ATOMIC_RELAXED);
         return before;
     }
     uint32_t add_acq_rel_shared(uint32_t* counter, uint32_t value) const {
+        warp_->polling_point();
         const uint32_t before = __atomic_load_n(counter, __ATOMIC_ACQUIRE);
         __atomic_store_n(counter, before + value, __ATOMIC_RELEASE);
         return before;
@@ -383,9 +385,7 @@ class Ctx {
         if (value > __atomic_load_n(counter, __ATOMIC_RELAXED)) __atomic_store_n(counter, value, __ATOMIC_RELEASE);
     }
     uint32_t load_acquire_shared(const uint32_t* counter) const {
-        const uint32_t value = __atomic_load_n(counter, __ATOMIC_ACQUIRE);
-        warp_->polling_point();
-        return value;
+        return looked(__atomic_load_n(counter, __ATOMIC_ACQUIRE));
     }
     void max_shared(uint64_t* largest, uint64_t value) const {
         if (value > __atomic_load_n(largest, __ATOMIC_RELAXED)) __atomic_store_n(largest, value, __ATOMIC_RELAXED);
@@ -417,6 +417,13 @@ class Ctx {
     cpu::Warp& warp() const { return *warp_; }
 
   private:
+    // What a load found. GPUs' other warps run between any two loads.
+    template <typename T>
+    T looked(T value) const {
+        warp_->polling_point();
+        return value;
+    }
+
     cpu::Warp* warp_;
 };
 
