@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Callable
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from crossdock.cli.table import aligned
 from crossdock.errors import Error
+from crossdock.launcher import engine_notes
 from crossdock.launcher.as_deep_ep import deep_ep_message, distributions, other_deep_ep
 from crossdock.launcher.program import Program, prepare
 from crossdock.launcher.take_over import NCCL_EP_PACKAGES
@@ -80,6 +82,14 @@ def _deep_ep_caller(_: Program, __: Distribution) -> str:
     return _deep_ep()
 
 
+def _sglang(_: Program, __: Distribution) -> str:
+    value = os.environ.get(engine_notes.CUMEM[0])
+    if value is None:
+        return f"{_deep_ep()}; it sets {engine_notes.CUMEM_NOTE}"
+    effect = f", so {engine_notes.NO_NVLINK}" if value == "0" else ""
+    return f"{_deep_ep()}; {engine_notes.CUMEM[0]} is {value}{effect}"
+
+
 def _deep_ep() -> str:
     without = "that one" if other_deep_ep() else "there is none"
     return f"with --as-deep-ep {deep_ep_message()}; without, {without}"
@@ -91,7 +101,7 @@ ENGINES: tuple[tuple[str, tuple[str, ...], Callable[[Program, Distribution], str
     ("TransformerEngine", ("transformer-engine-cu13", "transformer-engine-cu12"), _transformer_engine),
     ("Megatron-Core", ("megatron-core",), _megatron),
     ("vLLM", ("vllm",), _deep_ep_caller),
-    ("SGLang", ("sglang",), _deep_ep_caller),
+    ("SGLang", ("sglang",), _sglang),
     ("torchtitan", ("torchtitan",), _deep_ep_caller),
     ("DeepEP", (), _deep_ep_caller),  # whichever distribution has the module
 )

@@ -64,10 +64,12 @@ def main(options: argparse.Namespace) -> int | Callable[[], int]:
     elif options.as_deep_ep:
         _expect_python_path(name, arguments)
     program = prepare(options.as_deep_ep, options.plugin)
+    engine = engine_notes.notes(words, os.environ, options.as_deep_ep)
+    os.environ.update(engine_notes.variables(words, os.environ))
     if kind != "command":
         program.enter()
     if not any(int(os.environ.get(rank) or 0) for rank in RANKS if os.environ.get(rank, "").isdigit()):
-        for line in program.message(), *engine_notes.notes([name, *arguments], os.environ, options.as_deep_ep):
+        for line in program.message(), *engine:
             print(f"crossdock: {line}", file=sys.stderr, flush=True)
     if kind == "command":
         return partial(_exec, program, name, arguments)

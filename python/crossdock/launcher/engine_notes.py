@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which options of an engine's command line make it pass Crossdock by in silence. Options in files, and those of
-programs over an engine's Python classes, are not seen."""
+"""Which options of an engine's command line make it pass Crossdock by in silence, and which variables an engine needs.
+Options in files, and programs over an engine's Python classes, are not seen."""
 
 from __future__ import annotations
 
@@ -12,13 +12,25 @@ USABLE = ("deepep_low_latency", "deepep_high_throughput", "deepep_v2")
 REMOVED = ("naive", "pplx")
 PARALLEL = ("--data-parallel-size", "-dp"), ("--prefill-context-parallel-size", "-pcp")
 
+# SGLang's server sets it to 0 unless it is set, and NCCL then makes no symmetric memory.
+CUMEM = ("NCCL_CUMEM_ENABLE", "1")
+NO_NVLINK = "ranks do not use NVLink"
+CUMEM_NOTE = f"{'='.join(CUMEM)}, without which SGLang sets it to 0 and {NO_NVLINK}"
+
+
+def variables(words: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables to add for a program with its arguments; those that are set stay as they are."""
+    name, value = CUMEM
+    return {name: value} if _is_of(words, "sglang") and name not in environment else {}
+
 
 def notes(words: Sequence[str], environment: Mapping[str, str], as_deep_ep: bool) -> list[str]:
-    """A line for each, for a program with its arguments; none for other programs."""
+    """A line for each, for a program with its arguments and the environment before `variables` are added; none for
+    other programs."""
     if _is_of(words, "vllm"):
         return [f"vLLM: {note}" for note in _of_vllm(words, environment, as_deep_ep)]
     if _is_of(words, "sglang"):
-        return [f"SGLang: {note}" for note in _of_sglang(words, as_deep_ep)]
+        return [f"SGLang: {note}" for note in _of_sglang(words, environment, as_deep_ep)]
     return []
 
 
@@ -61,11 +73,17 @@ def _of_vllm(words: Sequence[str], environment: Mapping[str, str], as_deep_ep: b
     return found
 
 
-def _of_sglang(words: Sequence[str], as_deep_ep: bool) -> list[str]:
-    backend = _value(words, "--moe-a2a-backend")
+def _of_sglang(words: Sequence[str], environment: Mapping[str, str], as_deep_ep: bool) -> list[str]:
+    backend, name = _value(words, "--moe-a2a-backend"), CUMEM[0]
+    found = []
+    if name not in environment:
+        found.append(CUMEM_NOTE)
+    elif environment[name] == "0":
+        found.append(f"{name} is 0, so NCCL makes no symmetric memory: {NO_NVLINK} but share the host's memory")
     if backend in ("deepep", "deepep_v2"):
         if not as_deep_ep:
-            return [f"--moe-a2a-backend is {backend}, and deep_ep is not Crossdock's without --as-deep-ep"]
+            found.append(f"--moe-a2a-backend is {backend}, and deep_ep is not Crossdock's without --as-deep-ep")
     elif as_deep_ep and _value(words, "--config") is None:
-        return [f"--moe-a2a-backend is {backend or 'none'}, which calls no deep_ep: pass deepep or deepep_v2"]
-    return []
+        used = backend or "none"
+        found.append(f"--moe-a2a-backend is {used}, which calls no deep_ep: pass deepep or deepep_v2")
+    return found
