@@ -129,7 +129,8 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
             results.append({"run": one.text, "word": f"not run: {options.total} s are over"})
         else:
             results.append(servers.run_one(one, model, options.ranks, logs, limits))
-        print(f"{one.text}: {results[-1]['word']}", flush=True)
+        word = results[-1]["word"]
+        print(f"{one.text}: {'has answered' if word == 'ok' else word}", flush=True)
         if reference is None and one.is_reference and results[-1]["word"] == "ok":
             reference = results[-1]
     rows = report.rows_of(results, reference, calibration)
