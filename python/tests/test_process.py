@@ -85,6 +85,23 @@ def test_a_process_that_was_started_by_run(tmp_path: Path, capsys: pytest.Captur
     assert "crossdock run started it, so it opens one of them by its path" in found and "Start the" not in found
 
 
+def test_a_second_nccl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside a preloaded one it is no problem, though it is older. Without that it is."""
+    new, old = stub_libraries.nccl(tmp_path / "new", 23007), stub_libraries.nccl(tmp_path / "old", 22809)
+    link = tmp_path / "link.so"
+    link.symlink_to(new)
+    load = f"import ctypes; ctypes.CDLL({str(old)!r})"
+    with running(load, LD_PRELOAD=f"{link} {os.environ.get('LD_PRELOAD', '')}") as pid:
+        assert main(["doctor", "--pid", str(pid)]) == 0
+    found = capsys.readouterr().out
+    assert f"{new}, 2.30.7\n" in found
+    assert f"{old}, 2.28.9, beside the preloaded one: for whoever has opened it by its path" in found
+    with running(f"{load}; ctypes.CDLL({str(new)!r})") as pid:
+        assert main(["doctor", "--pid", str(pid)]) == 1
+    found = capsys.readouterr().out
+    assert "are of the same name" in found and f"{old} is too old" in found
+
+
 def test_a_process_in_a_container(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its files are looked at, not those that have their names here."""
     here, there = stub_libraries.nccl(tmp_path, 22703), stub_libraries.nccl(tmp_path / "there", 23007)

@@ -6,6 +6,7 @@ model and the faults that it finds, how servers start and end, and the compariso
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import math
 import struct
@@ -104,6 +105,14 @@ def test_a_dry_run_prints_a_command_per_configuration(tmp_path: Path, capsys: py
     assert "--cuda-graph-max-bs-decode" in ll and ll[ll.index("--chunked-prefill-size") + 1] == "256"
     assert "--attn-dp-size 4 --moe-a2a-backend deepep_v2 --moe-runner-backend deep_gemm" in " ".join(v2)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_sglang_nothing_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if importlib.util.find_spec("sglang") is not None:
+        pytest.skip("SGLang is installed: skipped")
+    with pytest.raises(SystemExit, match="2"):
+        main(["ref", "--work", str(tmp_path)])
+    assert "pip install sglang==0.5.23" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
 
 
 def test_the_environment_keeps_what_the_user_has_set(tmp_path: Path) -> None:

@@ -20,15 +20,20 @@ HOME_LIBRARY, DEEP_EP_FOLDER = "/crossdock/nccl_ep_home/lib/libnccl_ep.so", "/cr
 
 
 def report(pid: int) -> int:
-    """Prints the libraries of process pid; returns 1 if two have the same name, or if NCCL is too old."""
+    """Prints the libraries of process pid; returns 1 if two have the same name, or if NCCL is too old. Beside an NCCL
+    that was preloaded another one may be: torch 2.14 opens its own by its path, and calls the preloaded one."""
     files, command, environment = _read(pid)
     libraries = [
         file for file in _named(files, "libnccl_ep.so") if not file.removesuffix(DELETED).endswith(HOME_LIBRARY)
     ]
     nccls = _named(files, "libnccl.so")
+    called = [file for file in nccls if _is_preloaded(pid, file, environment)] or nccls
     rows = [("process", f"{pid}: {' '.join(command)}")]
     rows += [("libnccl_ep", f"{file}, {_whose(pid, file)}") for file in libraries] or [("libnccl_ep", "not loaded")]
-    rows += [("NCCL", f"{file}, {_nccl_version(pid, file)}") for file in nccls] or [("NCCL", "not loaded")]
+    beside = ", beside the preloaded one: for whoever has opened it by its path"
+    rows += [("NCCL", f"{file}, {_nccl_version(pid, file)}{'' if file in called else beside}") for file in nccls] or [
+        ("NCCL", "not loaded")
+    ]
     rows += [("plugin", file) for prefix in ("libnccl-rma", "libnccl-net") for file in _named(files, prefix)]
     rows += [("TransformerEngine", file) for file in _named(files, "libtransformer_engine.so")]
     rows += [("deep_ep", text) for text in _deep_ep(files, command, environment)]
@@ -41,13 +46,13 @@ def report(pid: int) -> int:
         remedy = "python -m crossdock run started it, so it opens one of them by its path: change that"
     problems = [
         f"{' and '.join(files_of_kind)} are of the same name: a caller gets the one that its own search finds. {remedy}"
-        for files_of_kind in (libraries, nccls)
+        for files_of_kind in (libraries, called)
         if len(files_of_kind) > 1
     ]
     problems += [
         f"{file} is too old: GPUs need NCCL 2.30.4 or newer, loaded first "
         f"({f'pip install {NCCL_PACKAGE}' if was_run else 'python -m crossdock run does that'})"
-        for file in nccls
+        for file in called
         if 0 < ask(_path(pid, file), NCCL_VERSION).code < MIN_VERSION
     ]
     for problem in problems:
@@ -70,6 +75,11 @@ def _read(pid: int) -> tuple[list[str], list[str], dict[str, str]]:
 
 def _named(files: Sequence[str], prefix: str) -> list[str]:
     return [file for file in files if os.path.basename(file).startswith(prefix)]
+
+
+def _is_preloaded(pid: int, file: str, environment: dict[str, str]) -> bool:
+    words = environment.get("LD_PRELOAD", "").replace(" ", ":").split(":")
+    return any(os.path.realpath(_path(pid, word)) == os.path.realpath(_path(pid, file)) for word in words if word)
 
 
 def _path(pid: int, file: str) -> str:

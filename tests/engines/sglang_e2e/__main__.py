@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import os
 import shlex
@@ -118,6 +119,8 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
             own = [f"{name}={value}" for name, value in made if os.environ.get(name) != value and name != "PATH"]
             print(shlex.join([*own, *configurations.command(one, model, options.ranks, range(30000, 30002))]))
         return 0
+    if importlib.util.find_spec("sglang") is None:
+        raise ValueError(f"SGLang is not installed for {sys.executable}: pip install sglang==0.5.23")
     # In a process of its own, whose memory on the GPU ends with it.
     if subprocess.run([sys.executable, str(PACKAGE), *words, "--only-model"]).returncode != 0:
         return 1
