@@ -173,8 +173,8 @@ class GinRing {
                ctx.load_acquire_system(word_at(credit_word(batch))) == pack_word(operation.epoch, batch - 2);
     }
     // Waits until the slot is free. Returns false if the group has failed.
-    CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
-                                      uint32_t number) const {
+    CROSSDOCK_DEVICE_RARE bool wait_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
+                                           uint32_t number) const {
         if (has_credit(ctx, operation, slots, number)) return true;
         const uint32_t batch = number / batch_size(slots);
         return wait_ring_word(ctx, c_, operation, WaitStep::kCredit, peer_, word_at(credit_word(batch)), batch - 2);
@@ -202,16 +202,16 @@ class GinRing {
         state.put = state.filled;
     }
 
-    // One lane. Waits until the packet and all before it have arrived. Returns false if the group has failed.
-    CROSSDOCK_DEVICE bool wait_packet(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
-                                      uint32_t number) const {
+    // One lane. Waits until the packet and all before it have arrived. Returns false if the group has failed. Not
+    // inlined, like give_credit and put: kernels would be larger and spill more registers.
+    CROSSDOCK_DEVICE_RARE bool wait_packet(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
+                                           uint32_t number) const {
         return wait_for(
             ctx, c_, operation, WaitStep::kRow, peer_, uint64_t{number} + 1,
             [&] { return uint64_t{num_arrived(ctx, operation, slots, number)}; },
             [&](uint64_t arrived) { return arrived > number; });
     }
-    // One lane, after a barrier of the lanes that have read the packet. Not inlined, like put: kernels would spill more
-    // registers.
+    // One lane, after a barrier of the lanes that have read the packet.
     CROSSDOCK_DEVICE_RARE void give_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                            uint32_t number) const {
         const uint32_t size = batch_size(slots);
