@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,9 @@ import sglang_e2e
 from sglang_e2e import client, configurations, report, servers
 from sglang_e2e.configurations import BASES, DEFAULT, FLAGS
 from vllm_e2e import models
+from vllm_e2e.runs import at_least
 
 PACKAGE = Path(__file__).resolve().parent
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"is {text!r}, allowed: whole numbers of at least {least}")
-        return int(text)
-
-    return parse
 
 
 def arguments() -> argparse.ArgumentParser:

@@ -9,13 +9,13 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 if __package__ != "vllm_e2e":  # started by the folder's name
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from vllm_e2e import execute, launch, models, report, runs
+from vllm_e2e.runs import at_least
 
 PACKAGE = Path(__file__).resolve().parent
 SHARED = "shared.txt"  # in the logs of runs whose ranks share GPUs
@@ -73,15 +73,6 @@ def rank(options: argparse.Namespace) -> int:
     from vllm_e2e import rank as one_rank
 
     return one_rank.main(options)
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"is {text!r}, allowed: whole numbers of at least {least}")
-        return int(text)
-
-    return parse
 
 
 def arguments() -> argparse.ArgumentParser:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 
 BACKENDS = {
@@ -118,6 +120,17 @@ def groups(chosen: list[Run], most: int) -> list[list[Run]]:
             found.append([run])
         is_last_alone = is_alone
     return found
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an option of argparse: whole numbers of at least that."""
+
+    def parse(text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"is {text!r}, allowed: whole numbers of at least {least}")
+        return int(text)
+
+    return parse
 
 
 def one_of(what: str, value: str, allowed: object) -> None:
