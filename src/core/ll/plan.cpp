@@ -201,7 +201,7 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args, uint32_t nu
     if (is_quantised(args.wire)) warp_layout.chunk_bytes = args.wire_bytes;  // scales follow the payload
     const bool splits_rows = group.communicator().backend().splits_rows;
     args.segment_bytes = splits_rows ? kGpuSegmentBytes : std::max(args.row_bytes, 16u);
-    if (chooses_warps(group) && !plain && common.num_tokens <= kShortCombineTokens)
+    if (chooses_warps(group) && !plain && common.num_tokens <= kShortCombineTokens && !overlaps)
         warp_layout.warps_per_block = kFewGpuWarps;
     uint32_t blocks = blocks_for(group, most_sms, plain ? common.num_tokens : 2 * common.num_tokens);
     if (group.communicator().shares_host_memory()) {

@@ -62,37 +62,53 @@ class Ll128Returns {
     static constexpr uint32_t kGroupsAtOnce = 8;
     static constexpr uint32_t kGroupsSummedAtOnce = 2;
     static constexpr uint32_t kRowsSummedAtOnce = 4;
+    static constexpr uint32_t kLooksPerSweep = 8;
 
-    // A warp sends what is done, and asks again for the rest.
+    // Each lane looks after a part of a row. The warp sends those that are done, and looks again for the rest. Parts
+    // are small, so that many warps share the rows that are done last.
     CROSSDOCK_DEVICE void send_as_done() {
-        constexpr uint32_t kMostPending = 32;
         const uint32_t step = op_.warps() * op_.c.send_blocks;
-        const Ll128Parts parts = Ll128Parts::of(shape_, list_.size(), step);
+        const uint32_t loads = list_.size() * ((shape_.groups() + kGroupsAtOnce - 1) / kGroupsAtOnce);
+        const uint32_t lanes = step * kLanes;
+        const uint32_t most = loads < lanes ? loads : lanes;
+        const Ll128Parts parts = Ll128Parts::of(shape_, list_.size(), most > step ? most : step);
         const uint32_t num = op_.block() < op_.c.send_blocks ? list_.size() * parts.num : 0;
         ExpertsDone<Op> experts(op_);
         experts.begin();
         CROSSDOCK_ROLLED
-        for (uint32_t base = op_.warp() * op_.c.send_blocks + op_.block(); base < num; base += kMostPending * step) {
-            const uint32_t left = (num - base + step - 1) / step;
-            uint32_t pending = left < kMostPending ? (1u << left) - 1 : ~0u;
+        for (uint32_t base = op_.warp() * op_.c.send_blocks + op_.block(); base < num; base += lanes) {
+            const uint32_t number = base + ctx_.lane() * step;
+            Return row;
+            bool is_pending = number < num && list_.find(number / parts.num, row);
+            uint32_t late = 0;
             CROSSDOCK_ROLLED
-            while (pending != 0) {
-                const uint32_t before = pending;
-                uint32_t late = 0;
+            for (uint32_t looks = 0; ctx_.warp_any(is_pending); ++looks) {
+                // Blocks mostly come in order, and many looks at many counters slow down the kernel that adds to them.
+                const uint32_t to_end = is_pending ? ~experts.block_of(late) : 0;
+                const uint32_t most_to_end = ctx_.warp_max(to_end);
+                const bool is_first = is_pending && to_end == most_to_end;
+                const bool is_done =
+                    is_pending && (is_first || looks % kLooksPerSweep == 0) && experts.has_all(row, late);
+                is_pending = is_pending && !is_done;
+                const uint32_t done = ctx_.warp_ballot(is_done);
+                if (done == 0 && ctx_.warp_any(is_first && !experts.may_wait(late))) return;
+                ctx_.warp_sync();
                 CROSSDOCK_ROLLED
-                for (uint32_t rest = pending; rest != 0; rest &= rest - 1) {
-                    const uint32_t bit = rest & (0u - rest);
-                    const uint32_t number = base + number_of_ones(bit - 1) * step;
-                    const bool is_row = list_.find(number / parts.num, row_);
-                    const bool is_late = is_row && is_leader(ctx_) && !experts.has_all(row_, late);
-                    if (ctx_.warp_any(is_late)) continue;
-                    pending &= ~bit;
-                    if (is_row) send_whole(parts.run(number % parts.num));
+                for (uint32_t rest = done; rest != 0; rest &= rest - 1) {
+                    const uint32_t lane = number_of_ones((rest & (0u - rest)) - 1);
+                    row_ = row_of(lane, row);
+                    send_whole(parts.run((base + lane * step) % parts.num));
                 }
-                if (pending != before) continue;
-                if (ctx_.warp_any(is_leader(ctx_) && !experts.may_wait(late))) return;
             }
         }
+    }
+    // That lane's row.
+    CROSSDOCK_DEVICE Return row_of(uint32_t lane, const Return& row) const {
+        const auto idx = static_cast<uint64_t>(row.row_idx);
+        const uint64_t upper = ctx_.warp_broadcast_from(lane, static_cast<uint32_t>(idx >> 32));
+        const uint64_t lower = ctx_.warp_broadcast_from(lane, static_cast<uint32_t>(idx));
+        return {ctx_.warp_broadcast_from(lane, row.source), ctx_.warp_broadcast_from(lane, row.i),
+                static_cast<int64_t>(upper << 32 | lower), ctx_.warp_broadcast_from(lane, row.cell)};
     }
 
     // The first groups of a run.

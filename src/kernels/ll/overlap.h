@@ -100,6 +100,11 @@ class ExpertsDone {
         done_ = overlap_.memory + layout.done(turn, 0, 0);
     }
 
+    // The number of a row's counter.
+    CROSSDOCK_DEVICE uint32_t block_of(uint32_t row) const {
+        const RowBlock at = RowBlock::of(overlap_, row);
+        return at.zone * overlap_.blocks + at.block;
+    }
     // One thread. If a row's block is done, its bytes may be read, by asynchronous loads, too.
     CROSSDOCK_DEVICE bool has(uint32_t row) const {
         if (ctx_.load_acquire_device(word_of(row)) < overlap_.done_value) return false;
@@ -146,10 +151,7 @@ class ExpertsDone {
     }
 
   private:
-    CROSSDOCK_DEVICE const uint32_t* word_of(uint32_t row) const {
-        const RowBlock at = RowBlock::of(overlap_, row);
-        return done_ + uint64_t{at.zone} * overlap_.blocks + at.block;
-    }
+    CROSSDOCK_DEVICE const uint32_t* word_of(uint32_t row) const { return done_ + block_of(row); }
     CROSSDOCK_DEVICE_RARE static bool may_wait_for_experts(const Ctx& ctx, const WaitScope& scope, Operation operation,
                                                            uint64_t expected, uint64_t seen) {
         if (has_failed(ctx, scope)) return false;
