@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A MoE layer for decoding whose experts compute while rows still arrive, and whose rows return while others are
-computed, beside the same layer one step after the other: same bits, times side by side.
+"""A MoE layer for decoding whose rows return while others are still computed, beside the same layer one step after the
+other: same bits, times side by side.
 
     torchrun --nproc-per-node 4 examples/overlap/moe_layer.py [--tokens 8 32 128 512] [--hidden 7168] [--inner 2048]
 
 Experts are SwiGLU in bf16, two grouped GEMMs in Triton. Both variants are CUDA graphs and use the same GEMM kernels.
-Overlapped, dispatch and the first GEMM run beside each other, and the second GEMM and combine.
+Overlapped, the second GEMM runs beside the sending half of combine. With --publish, the first GEMM also runs beside
+dispatch, and waits for blocks of rows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import triton.language as tl
 
 import crossdock as ep
 from crossdock.torch import communicator_of
-from crossdock.triton import finish_block, leave, overlap_turn, wait_block, wait_counts
+from crossdock.triton import leave, overlap_turn, wait_block, wait_counts
 
 BLOCK_ROWS = 64
 
@@ -33,7 +34,8 @@ def grouped_gemm(
     weights,  # [E, N, K], or [E, 2 N, K]: gate, then up
     y,  # [E, SLOTS, N]
     counts,  # [E]: rows; where the kernel does not wait
-    words,
+    words,  # where it waits
+    done,  # [E, blocks]: where it finishes, how many tiles of a block of rows are computed
     tiles_taken,  # how many tiles programs have taken; 0 before the kernel
     tiles_of_other,  # the same of the GEMM that runs before or after this one
     ZONES: tl.constexpr,
@@ -52,9 +54,8 @@ def grouped_gemm(
     TILES: tl.constexpr = N // BN
     zones = tl.arange(0, ZONES)
     turn = 0
-    if WAITS or FINISHES:
-        turn = overlap_turn(words)
     if WAITS:
+        turn = overlap_turn(words)
         rows = wait_counts(words, turn, zones, ZONES, BLOCKS)
     else:
         rows = tl.load(counts + zones)
@@ -91,10 +92,11 @@ def grouped_gemm(
         if GATED:
             total = total * tl.sigmoid(total) * other
         tl.store(y + of_row[:, None] * N + n[None, :], total.to(tl.bfloat16), mask=(m < left)[:, None])
-        if FINISHES and left > 0:
-            finish_block(words, turn, zone, block, ZONES, BLOCKS)
+        if FINISHES:
+            tl.debug_barrier()  # all of the program's stores come before the count
+            tl.atomic_add(done + zone * BLOCKS + block, 1, sem="release", scope="gpu")
         tile = tl.atomic_add(tiles_taken, 1)
-    if FINISHES:
+    if WAITS:
         leave(words, tl.num_programs(0))
 
 
@@ -122,6 +124,8 @@ class Layer:
         self.handle = self.group.init_handle(ep.Layout.EXPERT_MAJOR, topk)
         self.handle.update(self.ids)
         self.words = torch.zeros(self.handle.overlap_words(BLOCK_ROWS), dtype=torch.int32, device=device)
+        blocks = (self.slots + BLOCK_ROWS - 1) // BLOCK_ROWS
+        self.done = torch.zeros(self.local, blocks, dtype=torch.int32, device=device)
         self.sms = torch.cuda.get_device_properties(device).multi_processor_count
         self.taken = torch.zeros(2, dtype=torch.int32, device=device)
         self.beside = torch.cuda.Stream()
@@ -139,12 +143,12 @@ class Layer:
         outputs = ep.CombineOutputs(tokens=self.sums, topk_weights=self.weights)
         self.handle.combine(self.answers, outputs, send_only=send_only)
 
-    def first_gemm(self, overlaps: bool) -> None:
-        """overlaps: it starts when all blocks of the kernel before it have started (programmatic dependent launch)."""
-        self.gemm(self.rows, self.up, self.middle, 0, self.sms, overlaps, False, overlaps)
+    def first_gemm(self, waits: bool) -> None:
+        """waits: it starts when all blocks of the kernel before it have started (programmatic dependent launch)."""
+        self.gemm(self.rows, self.up, self.middle, 0, self.sms, waits=waits, finishes=False)
 
-    def second_gemm(self, sms: int, overlaps: bool) -> None:
-        self.gemm(self.middle, self.down, self.answers, 1, sms, overlaps, overlaps, False)
+    def second_gemm(self, sms: int, finishes: bool) -> None:
+        self.gemm(self.middle, self.down, self.answers, 1, sms, waits=False, finishes=finishes)
 
     def gemm(
         self,
@@ -155,38 +159,43 @@ class Layer:
         sms: int,
         waits: bool,
         finishes: bool,
-        pdl: bool,
     ) -> None:
         taken, other = self.taken[i : i + 1], self.taken[1 - i : 2 - i]
         n, k = y.shape[2], x.shape[2]
         common = {"ZONES": self.local, "SLOTS": self.slots, "BM": BLOCK_ROWS, "BK": 64, "num_warps": 4, "num_stages": 4}
         grouped_gemm[(2 * sms,)](
-            x, w, y, self.counts, self.words, taken, other, N=n, K=k, GATED=i == 0, WAITS=waits, FINISHES=finishes,
-            BN=64 if i == 0 else 128, launch_pdl=pdl, **common,
+            x, w, y, self.counts, self.words, self.done, taken, other, N=n, K=k, GATED=i == 0, WAITS=waits,
+            FINISHES=finishes, BN=64 if i == 0 else 128, launch_pdl=waits, **common,
         )  # fmt: skip
 
     def sequential(self) -> None:
         self.dispatch()
-        self.first_gemm(overlaps=False)
-        self.second_gemm(self.sms, overlaps=False)
+        self.first_gemm(waits=False)
+        self.second_gemm(self.sms, finishes=False)
         self.combine()
 
-    def load_kernels(self) -> None:
+    def begin_overlap(self, publish: bool) -> None:
+        """Dispatch publishes rows in words, if at all; combine waits for done."""
+        words = self.words if publish else None
+        self.handle.set_overlap(words, block_rows=BLOCK_ROWS, done=self.done, done_value=self.hidden // 128)
+
+    def load_kernels(self, publish: bool) -> None:
         """Runs the overlapped kernels one after the other. CUDA loads a kernel at its first launch, and loading may
         wait for running kernels, for example for a combine that waits for the kernel being loaded.
         """
-        self.handle.set_overlap(self.words, block_rows=BLOCK_ROWS, done_value=self.hidden // 128)
+        self.begin_overlap(publish)
+        self.done.zero_()
         self.dispatch()
-        self.first_gemm(overlaps=True)
-        self.second_gemm(self.sms, overlaps=True)
+        self.first_gemm(waits=publish)
+        self.second_gemm(self.sms, finishes=True)
         self.combine(send_only=True)
         self.handle.complete()
         self.handle.set_overlap()
         torch.cuda.synchronize()
 
-    def overlapped(self, dispatch_sms: int, combine_sms: int) -> None:
-        """The first GEMM beside dispatch, the second one, on another stream, beside the sending half of combine. The
-        receiving half then has all SMs.
+    def overlapped(self, publish: bool, dispatch_sms: int, combine_sms: int) -> None:
+        """The second GEMM, on another stream, beside the sending half of combine. The receiving half then has all SMs.
+        If dispatch publishes rows, the first GEMM runs beside it.
 
         Kernels that wait for each other all fit: the first GEMM starts once the dispatch has all its SMs. A block of a
         combine needs a whole SM. So the combine is launched before the second GEMM, which leaves its SMs free. If the
@@ -194,19 +203,20 @@ class Layer:
         """
         main = torch.cuda.current_stream()
         between = torch.cuda.Event()
-        self.handle.set_overlap(self.words, block_rows=BLOCK_ROWS, done_value=self.hidden // 128)
+        self.begin_overlap(publish)
         self.handle.set_sms(dispatch_sms)
+        self.done.zero_()
         self.dispatch()
-        self.first_gemm(overlaps=True)
+        self.first_gemm(waits=publish)
         between.record(main)
         self.handle.set_sms(combine_sms)
         self.combine(send_only=True)
         with torch.cuda.stream(self.beside):
             self.beside.wait_event(between)
-            self.second_gemm(self.sms - combine_sms, overlaps=True)
-        main.wait_stream(self.beside)
+            self.second_gemm(self.sms - combine_sms, finishes=True)
         self.handle.set_sms(0)
         self.handle.complete()
+        main.wait_stream(self.beside)
         self.handle.set_overlap()
 
 
@@ -247,7 +257,8 @@ def main() -> None:
     for name, value in (("hidden", 7168), ("inner", 2048), ("experts", 256), ("topk", 8), ("repetitions", 20)):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"({value})")
     parser.add_argument("--dispatch-sms", type=int, default=0, help="of the overlapped dispatch (0: all)")
-    parser.add_argument("--combine-sms", type=int, default=32, help="of the overlapped combine (32)")
+    parser.add_argument("--combine-sms", type=int, default=24, help="of the overlapped combine (24)")
+    parser.add_argument("--publish", action="store_true", help="the first GEMM runs beside dispatch")
     options = parser.parse_args()
     ranks = int(os.environ.get("WORLD_SIZE", "0"))
     if ranks == 0:
@@ -273,8 +284,9 @@ def main() -> None:
         layer = Layer(comm, tokens, options.hidden, options.inner, options.experts, options.topk)
         alone = graph_of(lambda: (layer.dispatch(), layer.combine()))  # noqa: B023
         sequential = graph_of(layer.sequential)
-        layer.load_kernels()
-        overlapped = graph_of(lambda: layer.overlapped(options.dispatch_sms, options.combine_sms))  # noqa: B023
+        layer.load_kernels(options.publish)
+        overlap = (options.publish, options.dispatch_sms, options.combine_sms)
+        overlapped = graph_of(lambda: layer.overlapped(*overlap))  # noqa: B023
         sequential.replay()
         expected = layer.sums.clone()
         pair, before = (time_us(graph, options.repetitions) for graph in (alone, sequential))
