@@ -95,7 +95,7 @@ def test_a_run_ends_that_never_comes_to_its_end(machine: launch.Machine) -> None
 def test_runs_that_start_by_themselves_are_groups_of_one() -> None:
     lines = [*runs.lines_of("first"), "ll graph small 256 serve", *runs.lines_of("prefill"), *runs.lines_of("deep")]
     groups = runs.groups([runs.parse(line, models.MODELS) for line in lines], 6)
-    assert [len(group) for group in groups] == [6, 1, 3, 1, 1, 1, 1, 1]
+    assert [len(group) for group in groups] == [6, 1, 6, 2]
 
 
 def test_ports_of_runs_do_not_overlap() -> None:

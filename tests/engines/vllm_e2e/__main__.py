@@ -101,7 +101,8 @@ def arguments() -> argparse.ArgumentParser:
     running.add_argument("--start", type=at_least(10), default=180, help="seconds until engines are ready (180)")
     running.add_argument("--limit", type=at_least(10), default=90, help="seconds for one run after that (90)")
     running.add_argument("--total", type=at_least(10), default=520, help="seconds for all (520)")
-    running.add_argument("--together", type=at_least(1), default=6, help="runs whose engines start at once (6)")
+    together = "runs whose engines start at once (6); each has the model's weights, of deep 45 GB / ranks"
+    running.add_argument("--together", type=at_least(1), default=6, help=together)
     running.add_argument("--timeout-ms", type=at_least(100), default=40000, help="NCCL_EP_TIMEOUT_MS (40000)")
     running.set_defaults(do=run)
     again = commands.add_parser("table", help="print the table of a run's logs")

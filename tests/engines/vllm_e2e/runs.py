@@ -82,7 +82,6 @@ PLANS = {
 
 
 ALONE = {"serve", "torchrun"}  # flags of runs that start by themselves
-LARGE = {"deep"}  # models of which a GPU holds one
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def groups(chosen: list[Run], most: int) -> list[list[Run]]:
     found: list[list[Run]] = []
     is_last_alone = False
     for run in chosen:
-        is_alone = bool(run.flags & ALONE) or run.model in LARGE
+        is_alone = bool(run.flags & ALONE)
         if found and not is_alone and len(found[-1]) < most and not is_last_alone:
             found[-1].append(run)
         else:
