@@ -83,7 +83,8 @@ TEST(Hosts, ThreeReachEachOther) {
                 layer.round_trip();
                 crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
                 RANK_OK(context, crossdockGroupTraffic(group.get(), &traffic));
-                RANK_CHECK(context, traffic.lsa_team_size == 2 && traffic.puts > 0, "teams of {}, {} puts",
+                const int team = options().lsa_team_size.value_or(2);
+                RANK_CHECK(context, traffic.lsa_team_size == team && traffic.puts > 0, "teams of {}, {} puts",
                            traffic.lsa_team_size, traffic.puts);
             }
         };
