@@ -77,3 +77,13 @@ def test_training(mode: str) -> None:
 def test_decoding(loss: str) -> None:
     done = run(ROOT / "examples" / "decode.py", "--device", "cuda", "--loss", loss)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("publish", [[], ["--publish"]])
+def test_experts_beside_a_combine(publish: list[str]) -> None:
+    """One rank: ranks that share a GPU would wait for each other's SMs."""
+    sizes = ["--tokens", 8, 128, "--hidden", 1024, "--inner", 256, "--experts", 8, "--topk", 4, "--repetitions", 2]
+    script = ROOT / "examples" / "overlap" / "moe_layer.py"
+    done = run("-m", "torch.distributed.run", "--nproc-per-node", 1, script, *sizes, *publish)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("yes") == 2
