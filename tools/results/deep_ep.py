@@ -157,7 +157,7 @@ def machine_tables(runs):
             [("with hooks", "pair with hooks", False), ("eager", "pair", True)],
         ),
         (
-            "4096 tokens, without the host's time. A fresh dispatch of `Buffer` is on an idle stream, and so with it:",
+            "4096 tokens. The host's time is not included, except in a fresh dispatch of `Buffer`:",
             MANY,
             MANY_SMS,
             "SMs",

@@ -245,9 +245,9 @@ def one_gpu_tables(machine):
     ]
     builds = (name.removesuffix(".so") for name in sorted(before))
     earlier = "".join(f"Before: an earlier build ({name}), in the same run. " for name in builds)
-    text = f"""All ranks are on one GPU, so nothing crosses a link. "4 ranks": four share the GPU, elsewhere there is
-        one. "As halves": split operations. In each group of columns, the named one is this build. Bare: kernels that
-        move the same rows, counts and flags without checks, which is no lower bound.
+    text = f"""All ranks are on one GPU, so nothing crosses a link. There is one rank, except in the rows "4 ranks".
+        "As halves": split operations. The columns "dispatch", "combine" and "both" are of this build. Bare: simple
+        kernels that move the same rows, counts and flags without checks. They are no lower bound.
         {earlier}HT update, steady state, 4096 tokens: {", ".join(updates)}."""
     return [
         *heading(f"{model}: the kernels' own time", used, software),
