@@ -122,12 +122,16 @@ def _run_rank(
     arguments: Any,
 ) -> None:
     outcome: Outcome
+    has_result = False
     _die_with_launcher()
     try:
         with Communicator.join(num_ranks, rank, unique_id) as communicator:
             outcome = program(communicator, *arguments), None
+            has_result = True
     except BaseException as failure:
-        outcome = None, failure
+        # What the program has left open ends with the process, as a DeepEP buffer does by default.
+        if not (has_result and isinstance(failure, InvalidUsage)):
+            outcome = None, failure
     sender.send_bytes(_pickled(rank, outcome))
 
 

@@ -628,7 +628,7 @@ def test_wrong_use() -> None:
             (lambda: dispatch(x, **arguments, num_worst_tokens=9), "topk_idx is None, expected with num_worst_tokens"),
             (lambda: other.combine(x, handle), "handle is of another buffer"),
             (lambda: buffer.combine(x[:, :0], handle), "x is .* the rows that dispatch returned"),
-            (lambda: buffer.combine(x, handle, bias=[x] * 3), "bias is of type list, allowed"),
+            (lambda: buffer.combine(x, handle, bias=[x] * 3), "bias is of type Tensor, Tensor, Tensor, allowed"),
             (lambda: low_latency(x, ids, 5, 4), "x has 6 rows, allowed: at most num_max_dispatch_tokens_per_rank .5."),
             (lambda: low_latency(x.float(), ids, 6, 4), "expected a contiguous .* of torch.bfloat16"),
             (lambda: low_latency(x, ids, 6, 4, use_ue8m0=True), "x has 256 columns, allowed here: multiples of 512"),

@@ -101,6 +101,8 @@ def test_wrong_signals_are_named() -> None:
             ({"block_m": 0}, "block_m is 0, allowed: 1 and more"),
             ({"block_m": None}, "block_m is None, allowed: whole numbers, 1 and more"),
             ({"threshold": 0}, "threshold is 0, allowed: 1 and more"),
+            ({"threshold": 1 << 40}, "threshold is 1099511627776, allowed: at most 2147483647"),
+            ({"num_sms": 1 << 40}, "num_sms is 1099511627776, allowed: at most 2147483647"),
             ({"num_sms": -1}, "num_sms is -1, allowed: 0 and more"),
             ({"block_m": SLOTS - 1}, f"comp_signal is .*, expected .* at least {2 * LOCAL} elements"),
             ({"comp_signal": counters.float()}, "comp_signal is .*, expected .*int32"),

@@ -124,6 +124,26 @@ def test_processes_without_a_result_are_named() -> None:
             run(0, one_is_killed)
 
 
+def leaves_its_group(comm: ep.Communicator) -> int:
+    """As a program does whose buffer lives until the process's end, or that has caught a RemoteError."""
+    left.append(ep.Group(comm, num_experts=2, max_dispatch_tokens_per_rank=1, max_token_bytes=16))
+    return comm.rank
+
+
+def dies_beside_it(comm: ep.Communicator) -> None:
+    leaves_its_group(comm)
+    one_is_killed(comm)
+
+
+left: list[ep.Group] = []
+
+
+def test_groups_that_are_open_end_with_their_process() -> None:
+    assert ep.run_processes(2, leaves_its_group) == [0, 1]
+    with pytest.raises(ep.SystemFailure, match="rank 1's process ended without a result, with exit code -9"):
+        ep.run_processes(2, dies_beside_it)
+
+
 INTERRUPTED = """
 import multiprocessing, os, signal, sys, time, crossdock as ep
 

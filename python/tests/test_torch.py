@@ -460,12 +460,21 @@ def test_wrong_use() -> None:
             exchange.dispatch(*arguments)
     with pytest.raises(ep.InvalidArgument, match="rows is of layout torch.sparse_coo, allowed: dense"):
         exchange.combine(first.rows.detach().to_sparse(), first)
+    with pytest.raises(ep.InvalidArgument, match=r"rows has shape \[2, 8\], expected \[6, H\], as received.rows"):
+        exchange.combine(first.rows[:2], first)
+    with pytest.raises(ep.InvalidArgument, match="received is of type tuple, expected what dispatch returned"):
+        exchange.combine(first.rows, tuple(first))  # type: ignore[arg-type]
+    with pytest.raises(ep.InvalidArgument, match="experts has 1 modules, expected .*: a row is for expert 1"):
+        ept.apply_experts([torch.nn.Identity()], first)
     exchange.combine(first.rows, first)  # it is still open
     exchange.dispatch(tokens, indices, weights)
     with pytest.raises(ep.InvalidUsage, match="dispatch 0 of this exchange is too long ago, 1 came since"):
         exchange.combine(first.rows, first)
     with pytest.raises(ep.InvalidArgument, match="experts has 1 modules, expected .* 2 experts"):
         ept.ExpertParallel(exchange, torch.nn.Linear(8, 2), [torch.nn.Identity()])
+    gated = ept.ExpertParallel(exchange, torch.nn.Linear(HIDDEN, 3), [torch.nn.Identity()] * 2)
+    with pytest.raises(ep.InvalidArgument, match="gate has returned 3 logits per token, expected 2"):
+        gated(tokens)
     with pytest.raises(ep.InvalidArgument, match="max_in_flight is 0"):
         exchange_of(comm, ep.Algorithm.LOW_LATENCY, max_in_flight=0)
     for fields, message in (
@@ -473,6 +482,7 @@ def test_wrong_use() -> None:
         ({"max_tokens": 1 << 30}, "^max_tokens is 1073741824, allowed: at most"),
         ({"max_in_flight": 1.5}, "max_in_flight is 1.5, allowed: whole numbers from 1 on"),
         ({"hidden": -4}, "hidden is -4, allowed: whole numbers from 1 on"),
+        ({"hidden": 6}, "hidden is 6, allowed with torch.float32: multiples of 4"),
         ({"max_tokens": 0}, "max_tokens is 0, allowed: whole numbers from 1 on"),
         ({"recipe": 3}, "recipe is 3, expected one of crossdock.DispatchQuantizationRecipe"),
     ):

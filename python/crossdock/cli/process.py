@@ -69,7 +69,12 @@ def _read(pid: int) -> tuple[list[str], list[str], dict[str, str]]:
     except (FileNotFoundError, ProcessLookupError):
         raise InvalidArgument(f"--pid is {pid}, and there is no such process") from None
     except PermissionError:
-        raise InvalidArgument(f"--pid is {pid}, a process of another user: ask as that user, or as root") from None
+        if Path(f"/proc/{pid}").stat().st_uid != os.getuid():
+            raise InvalidArgument(f"--pid is {pid}, a process of another user: ask as that user, or as root") from None
+        raise InvalidArgument(
+            f"--pid is {pid}, and the system does not let this user read /proc/{pid}/maps (limits of ptrace, or of a "
+            "container)"
+        ) from None
     return files, command, {name: value for name, _, value in (line.partition("=") for line in variables)}
 
 

@@ -103,7 +103,9 @@ def _kind_of(name: str, is_behind_dashes: bool) -> str:
             return "script"
         remedy = f"chmod +x {name}" if has_folder else f"write ./{name}"
         raise InvalidUsage(f"{name} is a program that is {'not executable' if has_folder else 'no script'}: {remedy}")
-    raise InvalidUsage(f"PROGRAM is {name}, and there is no such file")
+    raise InvalidUsage(
+        f"PROGRAM is {name}, {'a folder without __main__.py' if path.is_dir() else 'and there is no such file'}"
+    )
 
 
 def _begin_path(folder: str) -> None:

@@ -221,7 +221,7 @@ def check_normal(
     require(both, "one of topk_idx and topk_weights is None, allowed: both or none")
     if topk_idx is not None:
         check_routing(topk_idx, topk_weights, None, values, num, num_ranks)
-    check_count("expert_alignment", alignment, 1)
+    check_count("expert_alignment", alignment, 1, most=INT32_MAX)
     check_count("num_worst_tokens", num_worst_tokens, 0, most=INT32_MAX)
     require(num_worst_tokens == 0 or topk_idx is not None, "topk_idx is None, expected with num_worst_tokens")
 
@@ -254,6 +254,7 @@ def biases_of(bias: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         return None, None
     given = tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
     fits = len(given) <= 2 and all(isinstance(one, torch.Tensor) for one in given)
-    require(fits, lambda: f"bias is of type {type(bias).__name__}, allowed: None, a tensor, or two of them")
+    kinds = ", ".join(type(one).__name__ for one in given)
+    require(fits, lambda: f"bias is of type {kinds}, allowed: None, a tensor, or two of them")
     first, second, *_ = (*given, None, None)
     return first, second

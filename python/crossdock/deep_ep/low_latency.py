@@ -39,10 +39,17 @@ from crossdock.deep_ep.groups import PooledGroup, is_capturing
 from crossdock.deep_ep.handles import LazyTuple
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.streams import on_this_stream
-from crossdock.errors import Error, InvalidUsage, RemoteError
+from crossdock.errors import Error, InvalidUsage, RemoteError, renamed
 
 BLOCK = 128  # elements of a scale
 MOST_TOPK = 11  # of DeepEP's callers: a group has memory for this many choices
+# Arguments of calls for what the library's errors name, in this order.
+_NAMES = {
+    "num_max_dispatch_tokens_per_rank": "max_dispatch_tokens_per_rank",
+    "config.": "",
+    "max_dispatch_tokens_per_rank": "num_max_dispatch_tokens_per_rank",
+    "max_token_bytes": "twice the hidden size (bytes of a row)",
+}
 MOST_PAIRS = 8  # kinds of tensors, [L, R*M, H] or scales, whose memories a Buffer keeps
 
 # The receive half of an operation whose send half has been called.
@@ -79,12 +86,12 @@ class Signals(NamedTuple):
         given = (comp_signal is not None) + (src_signals is not None)
         require(given == 1, f"overlap is True with {given} of comp_signal and src_signals, expected one of them")
         sms = 0 if num_sms is None else num_sms
-        check_count("num_sms", sms, 0)
+        check_count("num_sms", sms, 0, most=INT32_MAX)
         if src_signals is None:
-            check_count("block_m", block_m, 1)
-            check_count("threshold", threshold, 1)
+            check_count("block_m", block_m, 1, most=INT32_MAX)
+            check_count("threshold", threshold, 1, most=INT32_MAX)
             return cls("comp_signal", comp_signal, block_m, threshold, sms)
-        check_count("src_signal_expect_value", value, 1)
+        check_count("src_signal_expect_value", value, 1, most=INT32_MAX)
         return cls("src_signals", src_signals, INT32_MAX, value, sms)
 
     def apply(self, handle: Handle, shape: Shape, device: torch.device) -> None:
@@ -176,20 +183,21 @@ class LowLatency:
             return pool
         call = f"num_max_dispatch_tokens_per_rank {max_tokens}, hidden {hidden} and num_experts {num_experts}"
         try:
-            pool = PooledGroup(
-                self.ranks,
-                device,
-                Layout.EXPERT_MAJOR,
-                call,
-                algorithm=Algorithm.LOW_LATENCY,
-                num_experts=num_experts,
-                max_dispatch_tokens_per_rank=max_tokens,
-                max_token_bytes=2 * hidden,
-                enable_mask=self.enable_masks,
-                api_version=1,  # whose scales lie as DeepEP's do
-                num_topk=min(MOST_TOPK, num_experts),
-                overflow_policy=OverflowPolicy.TRAP,
-            )
+            with renamed(_NAMES):
+                pool = PooledGroup(
+                    self.ranks,
+                    device,
+                    Layout.EXPERT_MAJOR,
+                    call,
+                    algorithm=Algorithm.LOW_LATENCY,
+                    num_experts=num_experts,
+                    max_dispatch_tokens_per_rank=max_tokens,
+                    max_token_bytes=2 * hidden,
+                    enable_mask=self.enable_masks,
+                    api_version=1,  # whose scales lie as DeepEP's do
+                    num_topk=min(MOST_TOPK, num_experts),
+                    overflow_policy=OverflowPolicy.TRAP,
+                )
         except RemoteError as error:
             message = (
                 f"{error}; the first call with {call} makes memory together with all ranks: with num_rdma_bytes as "
@@ -282,7 +290,7 @@ class LowLatency:
         check_count("num_max_dispatch_tokens_per_rank", max_tokens, 1, most=INT32_MAX)
         check_tensor("x", x, ("tokens", "hidden"), (torch.bfloat16,), dense=True)
         check_topk_idx(topk_idx, num_experts, self.ranks.size, x.device)
-        require(topk_idx.is_contiguous(), "topk_idx is not contiguous")
+        require(topk_idx.is_contiguous(), "topk_idx is not contiguous, expected here: pass topk_idx.contiguous()")
         max_tokens, num_experts = int(max_tokens), int(num_experts)  # NumPy's are numbers, too
         (num_tokens, hidden), topk, device, size = x.shape, topk_idx.shape[1], x.device, self.ranks.size
         of_ids = topk_idx.shape[0]

@@ -35,9 +35,17 @@ _NAMES_OF_GROUP = {
     "config.max_dispatch_tokens_per_rank": "max_tokens",
     "config.max_recv_tokens_per_rank": "max_rows",
     "config.max_token_bytes": "the bytes of a row (hidden elements of dtype)",
+    "max_dispatch_tokens_per_rank": "max_tokens",
+    "max_recv_tokens_per_rank": "max_rows",
+    "max_token_bytes": "the bytes of a row (hidden elements of dtype)",
     "config.": "",
 }
-_NAMES_OF_CALLS = {"max_dispatch_tokens_per_rank": "max_tokens", "inputs.": ""}
+_NAMES_OF_CALLS = {
+    "max_dispatch_tokens_per_rank": "max_tokens",
+    "max_token_bytes": "those of hidden elements of dtype",
+    "outputs.tokens has": "tokens has",
+    "inputs.": "",
+}
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of tokens
 
@@ -163,6 +171,9 @@ class Exchange(Shared):
             )
         if dtype not in DTYPES:
             raise InvalidArgument(f"dtype is {dtype}, allowed: {', '.join(map(str, DTYPES))}")
+        if hidden * dtype.itemsize % 16 != 0:
+            least = 16 // dtype.itemsize
+            raise InvalidArgument(f"hidden is {hidden}, allowed with {dtype}: multiples of {least} (rows of 16 bytes)")
         _check_recipes(algorithm, dtype, hidden, recipe, combine_recipe, zero_copy)
         comm = comm if isinstance(comm, Communicator) else Communicator.adopt(comm)
         self.algorithm = algorithm
@@ -262,6 +273,10 @@ class Exchange(Shared):
         The rows have been weighted already, and are in the places of received.rows.
         """
         operators.expect_dense(rows=rows)
+        if not isinstance(received, Received):
+            raise InvalidArgument(f"received is of type {type(received).__name__}, expected what dispatch returned")
+        if rows.dim() != 2 or rows.shape[0] != self.num_rows:
+            raise InvalidArgument(f"rows has shape {list(rows.shape)}, expected [{self.num_rows}, H], as received.rows")
         operators.refuse_forward_mode(rows)
         result: torch.Tensor = torch.ops.crossdock.combine(rows, received.ticket, received.num_tokens, self.key)
         return result

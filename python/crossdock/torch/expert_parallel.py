@@ -15,11 +15,20 @@ from crossdock.torch.exchange import Exchange, Received
 def apply_experts(experts: Iterable[nn.Module], received: Received) -> Tensor:
     """Passes every row through its local experts, and returns their weighted sums [N, H], ready for Exchange.combine.
 
+    experts: one module for each of this rank's experts. On CPUs, too few are an error.
     While a CUDA graph is captured, every expert sees all N rows, because their number must not depend on the routing.
     """
     is_captured = received.rows.is_cuda and torch.cuda.is_current_stream_capturing()
+    modules = list(experts)
+    if received.experts.is_cpu and not torch.compiler.is_compiling():
+        most = int(received.experts.max()) if received.experts.numel() > 0 else -1
+        if most >= len(modules):
+            raise InvalidArgument(
+                f"experts has {len(modules)} modules, expected one for each of this rank's experts: a row is for "
+                f"expert {most}"
+            )
     result = torch.zeros_like(received.rows)
-    for expert, module in enumerate(experts):
+    for expert, module in enumerate(modules):
         chosen = received.experts == expert
         weight = (received.weights * chosen).sum(dim=1)
         if is_captured:
@@ -66,7 +75,11 @@ class ExpertParallel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.reshape(-1, x.shape[-1])
-        chosen, topk_idx = self.gate(tokens).float().topk(self.exchange.num_topk, dim=-1)
+        logits = self.gate(tokens)
+        num_experts = self.exchange.num_local_experts * self.exchange.num_ranks
+        if logits.shape[-1] != num_experts:
+            raise InvalidArgument(f"gate has returned {logits.shape[-1]} logits per token, expected {num_experts}")
+        chosen, topk_idx = logits.float().topk(self.exchange.num_topk, dim=-1)
         weights = chosen.softmax(dim=-1)
         can_overlap = self.overlap and self.exchange.is_low_latency and not torch.compiler.is_compiling()
         if self.shared_expert is not None and can_overlap:

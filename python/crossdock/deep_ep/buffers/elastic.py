@@ -18,6 +18,7 @@ from crossdock.deep_ep.checks import (
     refuse_state,
     require,
     require_state,
+    translated,
 )
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.elastic_dispatch import Elastic
@@ -25,6 +26,7 @@ from crossdock.deep_ep.handles import EPHandle
 from crossdock.deep_ep.ranks import Ranks, hosts_of, node_size_of, size_of
 from crossdock.deep_ep.streams import CommStream, Event
 from crossdock.deep_ep.utils.event import EventHandle, EventOverlap
+from crossdock.errors import Error
 
 __all__ = [
     "EPHandle",
@@ -182,7 +184,10 @@ class ElasticBuffer(Shared):
         runtime = self._open()
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        runtime.ranks.cpus.barrier()
+        try:
+            runtime.ranks.cpus.barrier()
+        except Error as error:
+            raise translated(error) from error
 
     def destroy(self) -> None:
         """Frees everything. Collective. Needs explicitly_destroy. May be called again."""
