@@ -361,30 +361,30 @@ ncclResult_t crossdockHandleRebind(ncclEpHandle_t handle, const ncclEpTensor_t* 
 
 /* ---- Experts that start while rows arrive, and whose rows are sent while others are computed ---- */
 
-/* Counters between an LL handle's operations and the experts' kernel, which runs beside them on another stream (CPUs:
+/* Counters between a handle's operations and the experts' kernel, which runs beside them on another stream (CPUs:
  * another thread). Rows are counted by blocks of block_rows rows of a zone: an expert of this rank (expert-major) or a
- * source rank (rank-major). crossdock/overlap.hpp has the kernel's side for CUDA and C++, crossdock.triton the one for
- * Triton. */
+ * source rank (LL rank-major). crossdock/overlap.hpp has the kernel's side for CUDA and C++, crossdock.triton the one
+ * for Triton. */
 typedef struct {
     unsigned int size;            /* sizeof(crossdockOverlap_t) */
     unsigned int magic;           /* NCCL_EP_MAGIC */
     unsigned int block_rows;      /* 1 .. 2^20, or more for whole zones; usually the rows of a tile of the experts'
                                      GEMM */
     unsigned int done_value;      /* what a block's counter of done reaches once its rows are computed; 0: combines do
-                                     not wait */
+                                     not wait. HT: 0 */
     const ncclEpTensor_t* memory; /* [crossdockOverlapWords] int32 or uint32, device memory of the caller's; NULL:
                                      dispatches publish nothing, and `done` has counters */
     const ncclEpTensor_t* done;   /* counters of the caller's own, [zones, blocks] or [zones * blocks] int32 or uint32,
                                      blocks = slots / block_rows rounded up, slots being the second extent of
                                      dispatch's outputs->tokens. The caller clears them before each combine. NULL: those
-                                     in memory, which nobody has to clear */
+                                     in memory, which nobody has to clear. HT: NULL */
 } crossdockOverlap_t;
 
 #define CROSSDOCK_OVERLAP_INIT \
     { sizeof(crossdockOverlap_t), NCCL_EP_MAGIC, 1, 0, 0, 0 }
 
 /* The words that crossdockOverlap_t::memory needs for this handle. Local. InvalidArgument: block_rows is 0, words NULL.
- * InvalidUsage: an HT handle. */
+ * InvalidUsage: an HT handle of layout FLAT. */
 ncclResult_t crossdockOverlapWords(ncclEpHandle_t handle, unsigned int block_rows, size_t* words);
 
 /* Applies to the operations of this handle that are issued from now on; NULL ends it. Local; captured operations keep
@@ -396,6 +396,11 @@ ncclResult_t crossdockOverlapWords(ncclEpHandle_t handle, unsigned int block_row
  * by the sender, or longer than 32 KiB are sent in a fixed order). If a counter does not come within seven eighths of
  * the timeout, the group fails, and the message names the expert, the block, the value expected and the one seen; the
  * rest of the timeout is for the peers, who wait for the rows.
+ *
+ * HT handles (EXPERT_MAJOR): a dispatch, forward or backward, publishes all counts at its beginning, since
+ * ncclEpUpdateHandle has counted the rows, and each block when its rows and scales are in place. Weights, and the zeros
+ * between zones, are complete when the dispatch ends. Rows that outputs->tokens has no room for are not counted. Zones
+ * follow one another: OverlapConsumer::wait_first_row tells where one begins. Combines do not wait.
  *
  * Memory: one per handle. The caller clears it before its first use, and again before a use with another block_rows or
  * after a dispatch or a consumer that did not run to its end. From then on, for each dispatch, the consumer runs
@@ -411,7 +416,8 @@ ncclResult_t crossdockOverlapWords(ncclEpHandle_t handle, unsigned int block_row
  *
  * Not with elastic operations (InvalidUsage from them), and memory not in groups with masks. InvalidArgument: a field
  * out of range, a tensor of other type or extent, neither memory nor done, done without done_value. InvalidUsage: an HT
- * handle; from ncclEpCombine: it would wait for counters in memory in which the last dispatch did not publish. */
+ * handle of layout FLAT, or one with done or done_value; from ncclEpCombine: it would wait for counters in memory in
+ * which the last dispatch did not publish. */
 ncclResult_t crossdockHandleSetOverlap(ncclEpHandle_t handle, const crossdockOverlap_t* overlap);
 
 /* ---- Elastic operations: packed rows, with all that their receiver wants to know of them ---- */

@@ -128,7 +128,7 @@ class Handle {
     void set_alignment(unsigned int alignment) { check(crossdockHandleSetAlignment(handle_, alignment)); }
     void set_sms(unsigned int num_sms) { check(crossdockHandleSetSms(handle_, num_sms)); }
 
-    // Counters between the operations and the experts' kernel (low latency); see overlap.hpp.
+    // Counters between the operations and the experts' kernel; see overlap.hpp.
     size_t overlap_words(unsigned int block_rows) const {
         size_t words = 0;
         check(crossdockOverlapWords(handle_, block_rows, &words));

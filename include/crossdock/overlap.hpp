@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * For kernels of experts that compute a low-latency dispatch's rows while others still arrive, and whose results a
+ * For kernels of experts that compute a dispatch's rows while others still arrive, and whose results a low-latency
  * combine sends while others are still computed: the counters behind crossdockHandleSetOverlap (crossdock.h), for CUDA
  * and for threads of a CPU. Header only; it needs neither NCCL nor this library at run time.
  *
@@ -8,6 +8,8 @@
  *   zone    an expert of this rank (expert-major), or a source rank (rank-major)
  *   block   block_rows consecutive rows of a zone, the last one perhaps fewer
  *   turn    one dispatch, the consumer's run on its rows, and the combine that may follow
+ *
+ * High throughput has the expert-major layout only, and no combine that waits.
  *
  * A consumer runs once per turn. A sketch, one block of threads per block of rows:
  *
@@ -87,7 +89,8 @@ struct OverlapLayout {
 class OverlapConsumer {
   public:
     /* memory, block_rows: as in crossdockOverlap_t. zones: local experts (expert-major) or ranks (rank-major). slots:
-     * the rows that a zone has room for, the second dimension of dispatch's outputs->tokens. */
+     * the rows that a zone has room for. Low latency: the second dimension of dispatch's outputs->tokens. High
+     * throughput: R * max_dispatch_tokens_per_rank, or max_recv_tokens_per_rank if that is less (and not 0). */
     CROSSDOCK_OVERLAP_CALL OverlapConsumer(void* memory, uint32_t zones, uint32_t slots, uint32_t block_rows)
         : words_(static_cast<uint32_t*>(memory)), layout_(OverlapLayout::of(zones, slots, block_rows)) {}
 
@@ -104,6 +107,18 @@ class OverlapConsumer {
         const uint32_t word = wait(words_ + layout_.count(turn, zone), timeout_ns);
         rows = word - (word != 0 ? 1 : 0);
         return word != 0;
+    }
+    /* High throughput, where zones follow one another: the first row of a zone, once the rows of those before are
+     * known. alignment: the handle's, 1 for none. */
+    CROSSDOCK_OVERLAP_CALL bool wait_first_row(uint32_t turn, uint32_t zone, uint32_t alignment, uint64_t timeout_ns,
+                                               uint32_t& row) const {
+        row = 0;
+        for (uint32_t before = 0; before < zone; ++before) {
+            uint32_t rows = 0;
+            if (!wait_count(turn, before, timeout_ns, rows)) return false;
+            row += (rows + alignment - 1) / alignment * alignment;
+        }
+        return true;
     }
     /* Waits until all rows of a block are in place; returns their number: 0 after timeout_ns, so call it only for
      * blocks that the zone has (wait_count). Read the rows with ordinary loads: __ldg and const __restrict__ might find

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For Triton kernels of experts that run beside a low-latency dispatch and combine (Handle.set_overlap).
+"""For Triton kernels of experts that run beside a dispatch and a low-latency combine (Handle.set_overlap).
 
 A kernel that computes rows while others still arrive, and whose rows a combine sends while it computes others:
 
@@ -15,7 +15,10 @@ A kernel that computes rows while others still arrive, and whose rows a combine 
         leave(words, tl.num_programs(0))
 
 - words: the memory of set_overlap.
-- ZONES: the local experts (rank-major: ranks). BLOCKS: of a zone, R*M (rank-major: M) / block_rows rounded up.
+- ZONES: the local experts (rank-major: ranks). BLOCKS: of a zone, R*M (rank-major: M) / block_rows rounded up. High
+  throughput: R*M, or the group's max_recv_tokens_per_rank if that is less, instead of R*M.
+- High throughput: zones follow one another, so a zone's first row is the sum of wait_counts of those before it, each
+  rounded up to the handle's alignment. Combines do not wait for counters: do not call finish_block.
 - Kernels of one turn, one after the other on a stream, may share the waiting and the finishing; the last one leaves.
 - Waits end after MOST_POLLS looks, which take some seconds: then leave the block alone. The combine that waits for it
   says which one it was. (Not after a time: threads of a program could read different clocks, and part.)
@@ -64,6 +67,12 @@ def overlap_turn(words: tl.tensor) -> tl.tensor:
     while (tl.atomic_add(words, 0, sem="acquire", scope="gpu") < turn) & (polls < MOST_POLLS):
         polls += 1
     return turn
+
+
+@triton.jit
+def is_dispatch_over(words: tl.tensor, turn: tl.tensor) -> tl.tensor:
+    """Whether the dispatch of this turn has ended: then all blocks are in place, and need no wait_block."""
+    return tl.atomic_add(words, 0, sem="acquire", scope="gpu") > turn
 
 
 @triton.jit

@@ -290,14 +290,14 @@ row, N rows of a high-throughput receive array.)")
              "use "
              "the group's settings.")
         .def("overlap_words", &Handle::overlap_words, "block_rows"_a,
-             "Low latency: the elements of set_overlap's memory, for blocks of block_rows rows.")
+             "The elements of set_overlap's memory, for blocks of block_rows rows.")
         .def("set_overlap", &Handle::set_overlap, "memory"_a.none() = nb::none(), nb::kw_only(), "block_rows"_a = 1u,
              "done"_a.none() = nb::none(), "done_value"_a = 0u,
              nb::sig("def set_overlap(self, memory: object = None, *, block_rows: int = 1, done: object = None, "
                      "done_value: int = 0) -> None"),
-             "Low latency: from now on, dispatches tell a kernel on another stream which rows are in place, and "
-             "combines "
-             "wait for its rows. Without arguments: no longer.\n\n"
+             "From now on, dispatches tell a kernel on another stream which rows are in place. Low latency: combines "
+             "wait for its rows. High throughput (expert-major): only memory may be given. Without arguments: no "
+             "longer.\n\n"
              "- memory [overlap_words(block_rows)], int32 or uint32, zeros: the counters of both; crossdock.triton and "
              "crossdock/overlap.hpp read and write them. None: dispatches tell nothing.\n"
              "- done_value: a combine sends a block's rows when its counter has this value. 0: it waits for nothing.\n"

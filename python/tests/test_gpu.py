@@ -79,11 +79,11 @@ def test_decoding(loss: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("publish", [[], ["--publish"]])
-def test_experts_beside_a_combine(publish: list[str]) -> None:
+@pytest.mark.parametrize("options", [[], ["--publish"], ["--fp8"], ["--fp8", "--publish"], ["--high-throughput"]])
+def test_experts_beside_the_operations(options: list[str]) -> None:
     """One rank: ranks that share a GPU would wait for each other's SMs."""
     sizes = ["--tokens", 8, 128, "--hidden", 1024, "--inner", 256, "--experts", 8, "--topk", 4, "--repetitions", 2]
     script = ROOT / "examples" / "overlap" / "moe_layer.py"
-    done = run("-m", "torch.distributed.run", "--nproc-per-node", 1, script, *sizes, *publish)
+    done = run("-m", "torch.distributed.run", "--nproc-per-node", 1, script, *sizes, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("yes") == 2

@@ -149,3 +149,42 @@ def test_a_handle_publishes_and_waits() -> None:
         group.close()
 
     ep.run_threads(RANKS, program)
+
+
+def test_a_high_throughput_handle_publishes() -> None:
+    def program(comm: ep.Communicator) -> None:
+        x, ids, weights = routed(comm.rank)
+        most = TOPK * SLOTS
+        group = ep.Group(
+            comm,
+            num_experts=EXPERTS,
+            max_dispatch_tokens_per_rank=TOKENS,
+            max_token_bytes=2 * HIDDEN,
+            algorithm=ep.Algorithm.HIGH_THROUGHPUT,
+            max_recv_tokens_per_rank=most,
+        )
+        handle = group.create_handle(ep.Layout.EXPERT_MAJOR, ids)
+        block, blocks = 4, SLOTS // 4
+        words = torch.zeros(handle.overlap_words(block), dtype=torch.int32)
+        handle.set_overlap(words, block_rows=block)
+        half = LOCAL * (1 + 3 * blocks)
+        assert len(words) == 32 + 2 * half
+        rows, row_weights = torch.zeros(most, HIDDEN, dtype=torch.bfloat16), torch.zeros(most)
+        counts = torch.zeros(LOCAL, dtype=torch.int32)
+        for turn in range(3):
+            handle.dispatch(
+                ep.DispatchInputs(tokens=x, topk_weights=weights),
+                ep.DispatchOutputs(tokens=rows, topk_weights=row_weights),
+                layout_info=ep.LayoutInfo(expert_counters=counts),
+            )
+            assert words[0] == turn + 1
+            of_turn = words[32 + turn % 2 * half :][:half]
+            assert torch.equal(of_turn[:LOCAL], counts + 1)
+            ready = of_turn[LOCAL:][: LOCAL * blocks].view(LOCAL, blocks)
+            assert torch.equal(ready, (counts[:, None] - block * torch.arange(blocks)).clamp(0, block).int())
+        with pytest.raises(ep.InvalidUsage, match="overlap.done_value is 1, allowed for HT handles: None, 0"):
+            handle.set_overlap(words, block_rows=block, done_value=1)
+        handle.close()
+        group.close()
+
+    ep.run_threads(RANKS, program)

@@ -28,6 +28,8 @@ template struct OnGpu<HtUpdate, Peers::kLsa>;
 template struct OnGpu<HtUpdate, Peers::kLsaAndGin>;
 template struct OnGpu<HtDispatch, Peers::kLsa>;
 template struct OnGpu<HtDispatch, Peers::kLsaAndGin>;
+template struct OnGpu<HtPublishingDispatch, Peers::kLsa>;
+template struct OnGpu<HtPublishingDispatch, Peers::kLsaAndGin>;
 template struct OnGpu<HtCombine, Peers::kLsa>;
 template struct OnGpu<HtCombine, Peers::kLsaAndGin>;
 template struct OnGpu<HtElasticDispatch, Peers::kLsa>;

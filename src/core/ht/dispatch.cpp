@@ -58,7 +58,7 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     // Version switch: API v1 requires no more rows than arrive.
     const bool is_v1 = group_->config().api_version == 1 &&
                        (caller_config == nullptr || caller_config->size < NCCL_EP_DISPATCH_CONFIG_V2_SIZE);
-    HtDispatchArgs args{};
+    HtPublishingDispatchArgs args{};
     CallMemory memory;
     args.common = common(OperationKind::kDispatch, blocks().dispatch);
     read_dispatch_tensors(inputs, outputs, recipe.forwards_scales, args, !is_eager() && (!is_v1 || is_capturing),
@@ -80,7 +80,12 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     add_agreed(args.common);
     const LaunchShape shape = plan_ht_dispatch(*group_, args);
     before_operation(stream);
-    launch<HtDispatch>(group_->runtime(), args, shape, stream);
+    args.published = published_;
+    if (published_.memory != nullptr) {
+        launch<HtPublishingDispatch>(group_->runtime(), args, shape, stream);
+    } else {
+        launch<HtDispatch>(group_->runtime(), args, shape, stream);
+    }
     group_->after_operation(stream);
 }
 

@@ -32,6 +32,7 @@ void HtHandle::elastic_dispatch(const crossdockElasticDispatch_t& call, cudaStre
     group_->expect_working();
     require(!group_->config().masking, ncclInvalidUsage,
             "the group has masks (ht_masks), allowed for elastic operations: groups without");
+    expect_no_overlap();
     DeviceScope device(group_->runtime());
     expect_routing(stream, call.tokens, "call->tokens");
     CallMemory memory;
@@ -68,6 +69,7 @@ void HtHandle::elastic_combine(const crossdockElasticCombine_t& call, cudaStream
     group_->expect_working();
     require(!group_->config().masking, ncclInvalidUsage,
             "the group has masks (ht_masks), allowed for elastic operations: groups without");
+    expect_no_overlap();
     group_->config().expect_rows_to_sum(is_expert_major());
     DeviceScope device(group_->runtime());
     expect_routing(stream, call.out_tokens, "call->out_tokens");

@@ -264,14 +264,6 @@ void HtHandle::set_alignment(unsigned int alignment) {
 
 void HtHandle::set_sms(unsigned int num_sms) { sms_ = num_sms; }
 
-size_t HtHandle::overlap_words(unsigned int) const {
-    fail(ncclInvalidUsage, "the handle belongs to an HT group, allowed for crossdockOverlapWords: LL handles");
-}
-
-void HtHandle::set_overlap(const crossdockOverlap_t*) {
-    fail(ncclInvalidUsage, "the handle belongs to an HT group, allowed for crossdockHandleSetOverlap: LL handles");
-}
-
 Handle::Sms HtHandle::sms() const {
     group_->expect_working();
     return blocks();

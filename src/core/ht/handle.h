@@ -77,6 +77,8 @@ class HtHandle final : public Handle {
     void read_dispatch_weights(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
                                HtDispatchArgs& args, CallMemory& memory);
     void expect_rows(const Tensor& tensor, bool needs_all_rows);
+    RowBlocks overlap_blocks(unsigned int block_rows) const;  // without memory
+    void expect_no_overlap() const;
 
     ElasticSizes elastic_sizes() const;
     // How many rows a tensor needs at least that holds all received rows, as far as the host knows.
@@ -86,6 +88,7 @@ class HtHandle final : public Handle {
     bool is_topk_open_ = false;  // created with num_topk -1: each Update brings its own, up to topk_
     uint32_t routed_topk_ = 0;   // of the current routing
     uint32_t sms_ = 0;           // that they take; 0: as many as the group's settings say
+    RowBlocks published_{};      // by dispatches
     bool may_relocate_ = false;  // the caller owns the memory: another handle may have written a routing there
     std::shared_ptr<uint64_t> host_total_;             // host-visible: (number of the update, total)
     std::shared_ptr<const uint64_t> total_word_;       // the word of the handle that made the current routing

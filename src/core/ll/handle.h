@@ -65,7 +65,7 @@ class LlHandle final : public Handle {
     LlHandleLayout layout() const;
     ElasticSizes elastic_sizes() const;
     LlCommon common(OperationKind operation, bool send_only) const;
-    LlOverlap overlap_blocks(unsigned int block_rows) const;  // without counters
+    RowBlocks overlap_blocks(unsigned int block_rows) const;
     void expect_no_overlap() const;
     void expect_published() const;
     void expect_routing() const;

@@ -1,43 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // crossdockHandleSetOverlap: checks the counters, and keeps them for the handle's next operations.
-#include <algorithm>
+#include "core/overlap.h"
 
 #include "core/error.h"
 #include "core/ll/handle.h"
-#include "crossdock/overlap.hpp"
 
 namespace crossdock {
-namespace {
 
-constexpr uint32_t kMostBlockRows = 1u << 20;  // a block's word counts 1024 for each row
-
-Tensor read_words(Communicator& communicator, const ncclEpTensor_t* caller, const char* name, size_t least) {
-    const Tensor words = read_tensor(communicator, caller, name);
-    expect_dtype(words, {ncclInt32, ncclUint32});
-    require(words.num_elements() >= least, ncclInvalidArgument, "{} has {} elements, expected at least {}", name,
-            words.num_elements(), least);
-    return words;
-}
-
-}  // namespace
-
-LlOverlap LlHandle::overlap_blocks(unsigned int block_rows) const {
-    require(block_rows > 0, ncclInvalidArgument, "block_rows is 0, allowed: 1 and more");
+RowBlocks LlHandle::overlap_blocks(unsigned int block_rows) const {
     const GroupConfig& config = group_->config();
-    const uint32_t all_tokens = config.num_ranks * config.max_tokens;
-    LlOverlap overlap{};
-    overlap.zones = is_expert_major() ? config.experts_per_rank() : config.num_ranks;
-    overlap.slots = is_expert_major() ? all_tokens : config.max_tokens;
-    overlap.block_rows = std::min(block_rows, overlap.slots);
-    require(overlap.block_rows <= kMostBlockRows, ncclInvalidArgument, "block_rows is {}, allowed: at most {}",
-            block_rows, kMostBlockRows);
-    overlap.blocks = OverlapLayout::of(overlap.zones, overlap.slots, overlap.block_rows).blocks;
-    return overlap;
+    return is_expert_major() ? row_blocks(block_rows, config.experts_per_rank(), config.num_ranks * config.max_tokens)
+                             : row_blocks(block_rows, config.num_ranks, config.max_tokens);
 }
 
 size_t LlHandle::overlap_words(unsigned int block_rows) const {
-    const LlOverlap overlap = overlap_blocks(block_rows);
-    return OverlapLayout{overlap.zones, overlap.blocks}.bytes() / sizeof(uint32_t);
+    return crossdock::overlap_words(overlap_blocks(block_rows));
 }
 
 void LlHandle::set_overlap(const crossdockOverlap_t* caller) {
@@ -52,19 +29,12 @@ void LlHandle::set_overlap(const crossdockOverlap_t* caller) {
             "overlap->memory and overlap->done are NULL, expected at least one of them");
     require(caller->done_value > 0 || !has_done, ncclInvalidArgument,
             "overlap->done_value is 0, allowed with overlap->done: 1 and more");
-    require(!has_memory || !group_->config().masking, ncclInvalidUsage,
-            "the group's enable_mask is 1, allowed with overlap->memory: 0");
-    LlOverlap overlap = overlap_blocks(caller->block_rows);
-    overlap.done_value = caller->done_value;
+    LlOverlap overlap{overlap_blocks(caller->block_rows), nullptr, caller->done_value};
     Communicator& communicator = group_->communicator();
-    if (has_memory) {
-        const Tensor words =
-            read_words(communicator, caller->memory, "overlap->memory", overlap_words(caller->block_rows));
-        overlap.memory = reinterpret_cast<uint32_t*>(words.data);
-    }
+    if (has_memory) overlap.memory = read_overlap_memory(communicator, *caller, overlap, group_->config().masking);
     if (has_done) {
         const Tensor words =
-            read_words(communicator, caller->done, "overlap->done", size_t{overlap.zones} * overlap.blocks);
+            read_overlap_words(communicator, caller->done, "overlap->done", size_t{overlap.zones} * overlap.blocks);
         if (words.ndim != 1) expect_shape(words, {overlap.zones, overlap.blocks}, "[zones, blocks], or one dimension");
         overlap.done = reinterpret_cast<const uint32_t*>(words.data);
     }

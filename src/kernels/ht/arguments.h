@@ -12,6 +12,7 @@
 #include "kernels/ht/phases.h"
 #include "kernels/ht/recipes.h"
 #include "kernels/reach.h"
+#include "kernels/row_blocks.h"
 #include "kernels/wait_steps.h"
 
 namespace crossdock {
@@ -259,6 +260,11 @@ struct HtDispatchArgs {
     HtCounters counters;  // the same as of Update
 };
 
+// Expert-major, without windows and masks: tells the experts' kernel which rows are in place (publish.h).
+struct HtPublishingDispatchArgs : HtDispatchArgs {
+    RowBlocks published;
+};
+
 // Elastic: no windows, weights, ids and counters, and what travels behind a row (scale_bytes) are words
 // (elastic_words.h).
 struct HtElasticDispatchArgs : HtDispatchArgs {
@@ -297,5 +303,8 @@ struct HtElasticCombineArgs : HtCombineArgs {
 template <typename Args>
 inline constexpr bool kIsElastic =
     std::is_same_v<Args, HtElasticDispatchArgs> || std::is_same_v<Args, HtElasticCombineArgs>;
+
+template <typename Args>
+inline constexpr bool kPublishes = std::is_same_v<Args, HtPublishingDispatchArgs>;
 
 }  // namespace crossdock

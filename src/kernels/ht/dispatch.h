@@ -18,6 +18,8 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const Args& args) {
     ctx.wait_for_previous_kernels();
     ctx.enter(Phase::kDispatchBegin);
     const Operation operation = begin_operation(ctx, c, [] {});
+    // The experts' kernel, once all blocks are here: it cannot take their SMs.
+    if (kPublishes<Args> && thread_idx(ctx) == 0) ctx.let_next_kernel_start();
     // Own rows pass a ring only where bulk stores cannot write their scales.
     const bool own_is_direct = kIsElastic<Args> || args.scale_bytes == 0 || RowStage::takes(args.out_scales);
     if (!wait_all_entered(ctx, c, operation, peer_states(ctx, args.shared), own_is_direct, [](uint32_t, uint64_t) {}))
@@ -45,6 +47,7 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const Args& args) {
         if constexpr (kIsElastic<Args>) {
             write_rest(ctx, args, warp_of_all, warp_layout.weight_warps * blocks);
         } else {
+            PublisherOf<Args>(ctx, args).publish_counts(ctx, warp_of_all, warp_layout.weight_warps * blocks);
             fill_gaps(ctx, args, warp_of_all, warp_layout.weight_warps * blocks);
             if (args.with_weights) exchange_weights(ctx, args, operation, weight_warp, warp_layout.weight_warps);
         }
@@ -54,6 +57,7 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const Args& args) {
         const ElasticDispatchArgs& elastic = args.elastic;
         return expect_room(ctx, c, elastic.rows, elastic.sources == nullptr ? UINT32_MAX : elastic.source_rows);
     }
+    PublisherOf<Args>(ctx, args).finish(ctx);
     if (ctx.block_idx() == 0) write_counters(ctx, c, args.counters, c.tables.routing->total);
     if (c.has_windows) exchange_done(ctx, args, operation);
     if (c.scope.masking != 0 && is_last_block(ctx, c)) clear_lost_rows(ctx, args);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/ht/elastic_words.h"
+#include "kernels/ht/publish.h"
 #include "kernels/ht/weights.h"
 
 namespace crossdock {
@@ -139,6 +140,7 @@ class RowForwarder {
                         [&](uint32_t i) { return args_.out_scales + uint64_t{slots[i]} * args_.scale_bytes; });
         }
         wait_row_copies(ctx);
+        PublisherOf<Args>(ctx, args_).publish(ctx, slots, num, false);
     }
 
     CROSSDOCK_DEVICE void copy(const Ctx& ctx, const std::byte* packet, std::byte* row, std::byte* scales) const {

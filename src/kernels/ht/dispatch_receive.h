@@ -32,7 +32,8 @@ class RowReceiver {
                                  uint32_t warps)
         : args_(args),
           operation_(operation),
-          rows_(ctx, args.common, args.shared, {warp, warps, true, true, args.token_rows}) {}
+          rows_(ctx, args.common, args.shared, {warp, warps, true, true, args.token_rows}),
+          publisher_(ctx, args) {}
 
     CROSSDOCK_DEVICE void run(const Ctx& ctx) {
         if (are_all_direct(ctx, args_.common, args_.shared)) return;
@@ -55,6 +56,7 @@ class RowReceiver {
         const bool is_here = is_leader(ctx) && ring_of(ctx, row).wait_packet(ctx, operation_, args_.rows, row.packet);
         if (ctx.warp_broadcast(is_here ? 1u : 0u) == 0) {
             if constexpr (!kIsElastic<Args>) zero_slots(ctx, args_, slots, row.num_slots);
+            publisher_.publish(ctx, slots, row.num_slots, false);
             return ctx.warp_sync();
         }
         if (!kIsElastic<Args> && args_.scale_bytes > 0) {
@@ -72,6 +74,7 @@ class RowReceiver {
         }
         wait_row_copies(ctx);
         if (is_leader(ctx)) ring_of(ctx, row).give_credit(ctx, operation_, args_.rows, row.packet);
+        publisher_.publish(ctx, slots, row.num_slots, is_leader(ctx));
         if constexpr (kIsElastic<Args>) {
             place_words(ctx, args_, row.peer, row.chunk * kChunkTokens + row.bit, row.number, words, slots,
                         row.num_slots);
@@ -132,6 +135,7 @@ class RowReceiver {
     const Operation& operation_;
     RowBatches<> rows_;
     uint32_t round_ = 0;  // loads of the stage
+    PublisherOf<Args> publisher_;
 };
 
 // All receiving warps of the grid. Fills the padding rows of experts' zones, and weights and ids after the last row.

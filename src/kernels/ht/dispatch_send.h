@@ -10,6 +10,7 @@
 #include "device/row_copy.h"
 #include "kernels/ht/elastic_words.h"
 #include "kernels/ht/flags.h"
+#include "kernels/ht/publish.h"
 
 namespace crossdock {
 namespace {
@@ -52,7 +53,8 @@ class RowSender {
           share_(Share::of(args.common.tables.routing->num_tokens, channel_, args.common.channels)),
           claims_(are_all_direct(ctx, args.common, args.shared)),
           slots_(HtPlan::of_warp(ctx, args.shared, args.common.topk).slots),
-          flag_(args.warp_layout, args.shared, ctx.warp_idx()) {
+          flag_(args.warp_layout, args.shared, ctx.warp_idx()),
+          publisher_(ctx, args) {
         // A handle that uses another's memory may have fewer tokens.
         const uint32_t routed = args.common.tables.routing->num_tokens;
         end_ = routed < args.common.num_tokens ? routed : args.common.num_tokens;
@@ -96,6 +98,7 @@ class RowSender {
             }
             if (step.is_last(args_)) {
                 if (target.num_slots > 0 && !target.is_direct) flag_.set(peer_of(ctx, step), target.packet);
+                publish_own(ctx, target);
             }
             // While the stores go on: a look-up is a chain of loads.
             if (next.first == 0) target = target_of(ctx, next);
@@ -156,6 +159,15 @@ class RowSender {
         ctx.warp_sync();
         place_words(ctx, args_, args_.common.rank, step.token, ctx.warp_broadcast_from(own, target.number), words,
                     slots_, ctx.warp_broadcast_from(own, target.num_slots));
+    }
+
+    // The same of a dispatch that publishes rows.
+    CROSSDOCK_DEVICE void publish_own(const Ctx& ctx, const Target& target) const {
+        if constexpr (!kPublishes<Args>) return;
+        const bool has_own = target.is_own && target.num_slots > 0;
+        const uint32_t lanes = ctx.warp_ballot(has_own);
+        if (lanes == 0) return;
+        publisher_.publish(ctx, slots_, ctx.warp_broadcast_from(lowest_one(lanes), target.num_slots), has_own);
     }
 
     // If one of the lanes' peers is this rank: the row's places here.
@@ -228,6 +240,7 @@ class RowSender {
     uint32_t* slots_;
     uint32_t end_;
     PendingFlag flag_;
+    PublisherOf<Args> publisher_;
 };
 
 }  // namespace

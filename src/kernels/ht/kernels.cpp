@@ -16,6 +16,11 @@ static void run_on_cpu(HtDispatch, cpu::Executor& executor, const HtDispatchArgs
     executor.run(shape, [&](cpu::Warp& warp) { ht_dispatch(Ctx(warp), args); });
 }
 
+static void run_on_cpu(HtPublishingDispatch, cpu::Executor& executor, const HtPublishingDispatchArgs& args,
+                       const LaunchShape& shape) {
+    executor.run(shape, [&](cpu::Warp& warp) { ht_dispatch(Ctx(warp), args); });
+}
+
 static void run_on_cpu(HtCombine, cpu::Executor& executor, const HtCombineArgs& args, const LaunchShape& shape) {
     with_wire(args.dtype, args.wire, [&]<DType kDType, HtWire kWire>() {
         executor.run(shape, [&](cpu::Warp& warp) { ht_combine<kDType, kWire>(Ctx(warp), args); });
@@ -37,6 +42,7 @@ static void run_on_cpu(HtElasticCombine, cpu::Executor& executor, const HtElasti
 
 template struct OnCpu<HtUpdate, kPeers>;
 template struct OnCpu<HtDispatch, kPeers>;
+template struct OnCpu<HtPublishingDispatch, kPeers>;
 template struct OnCpu<HtCombine, kPeers>;
 template struct OnCpu<HtElasticDispatch, kPeers>;
 template struct OnCpu<HtElasticCombine, kPeers>;

@@ -39,6 +39,12 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     in_used_blocks(args.common, [&](const Ctx& ctx) { ht_dispatch(ctx, args); });
 }
 
+template <Peers>
+__global__ void __launch_bounds__(kMostThreads, 1)
+    crossdock_ht_publishing_dispatch(const __grid_constant__ HtPublishingDispatchArgs args) {
+    in_used_blocks(args.common, [&](const Ctx& ctx) { ht_dispatch(ctx, args); });
+}
+
 template <DType kDType, HtWire kWire, Peers>
 __global__ void __launch_bounds__(kMostThreads, 1)
     crossdock_ht_combine_kernel(const __grid_constant__ HtCombineArgs args) {
@@ -67,6 +73,11 @@ static void launch_on_gpu(HtDispatch, const HtDispatchArgs& args, const LaunchSh
     cuda::launch<crossdock_ht_dispatch_kernel<kPeers>>(args, shape, stream, HtDispatch::kName);
 }
 
+static void launch_on_gpu(HtPublishingDispatch, const HtPublishingDispatchArgs& args, const LaunchShape& shape,
+                          cudaStream_t stream) {
+    cuda::launch<crossdock_ht_publishing_dispatch<kPeers>>(args, shape, stream, HtPublishingDispatch::kName);
+}
+
 static void launch_on_gpu(HtCombine, const HtCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
     with_wire(args.dtype, args.wire, [&]<DType kDType, HtWire kWire>() {
         if constexpr (!kHasGinPeers || !is_quantised(kWire))  // core refuses the others
@@ -91,6 +102,7 @@ static void launch_on_gpu(HtElasticCombine, const HtElasticCombineArgs& args, co
 
 template struct OnGpu<HtUpdate, kPeers>;
 template struct OnGpu<HtDispatch, kPeers>;
+template struct OnGpu<HtPublishingDispatch, kPeers>;
 template struct OnGpu<HtCombine, kPeers>;
 template struct OnGpu<HtElasticDispatch, kPeers>;
 template struct OnGpu<HtElasticCombine, kPeers>;

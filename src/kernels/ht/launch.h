@@ -19,6 +19,12 @@ struct HtDispatch {
     static const Reach& reach(const Args& args) { return args.common.reach; }
 };
 
+struct HtPublishingDispatch {
+    using Args = HtPublishingDispatchArgs;
+    static constexpr const char* kName = "HT publishing dispatch";
+    static const Reach& reach(const Args& args) { return args.common.reach; }
+};
+
 struct HtCombine {
     using Args = HtCombineArgs;
     static constexpr const char* kName = "HT combine";

@@ -12,6 +12,7 @@
 #include "kernels/ll/outbox.h"
 #include "kernels/ll/recipes.h"
 #include "kernels/ll/steps.h"
+#include "kernels/row_blocks.h"
 #include "kernels/wait_steps.h"
 
 namespace crossdock {
@@ -23,14 +24,9 @@ enum LlHalves : uint32_t { kSendHalf = 1, kReceiveHalf = 2, kCancel = 4 };
 enum class LlForm : uint32_t { kEither, kLl128, kPlain };
 
 // Of handles whose operations overlap with experts' kernels (kernels/ll/overlap.h).
-struct LlOverlap {
-    uint32_t* memory;      // OverlapLayout; null: a dispatch publishes nothing
+struct LlOverlap : RowBlocks {
     const uint32_t* done;  // [zones][blocks], the caller's; null: those in memory
     uint32_t done_value;   // 0: a combine waits for nothing
-    uint32_t zones;        // local experts, or source ranks
-    uint32_t slots;        // rows that a zone has room for
-    uint32_t blocks;       // of a zone
-    uint32_t block_rows;
 };
 
 template <typename Scope>

@@ -79,7 +79,7 @@ class DispatchReceive {
 
     CROSSDOCK_DEVICE void begin_to_publish(const Announced& announced, const WorkShare& share) {
         publisher_.begin();
-        publisher_.clear_other_half(share);
+        publisher_.clear_next(share);
         if (share.block != 0) return;
         CROSSDOCK_ROLLED
         for (uint32_t zone = share.thread(ctx_); zone < c_.overlap.zones; zone += share.threads())

@@ -4,8 +4,8 @@
 // rows. Where the words are: crossdock/overlap.hpp; contract: crossdock.h, crossdockHandleSetOverlap.
 #pragma once
 
-#include "crossdock/overlap.hpp"
 #include "kernels/ll/operation.h"
+#include "kernels/overlap.h"
 
 namespace crossdock {
 namespace {
@@ -30,22 +30,17 @@ class RowPublisher {
     static_assert(kMostLl128RowBytes / kLinePayload < kRow, "every part of a row adds something");
 
     CROSSDOCK_DEVICE explicit RowPublisher(const Op& op)
-        : ctx_(op.ctx), overlap_(op.c.overlap), layout_{overlap_.zones, overlap_.blocks} {}
-    // After earlier kernels have ended.
-    CROSSDOCK_DEVICE void begin() { turn_ = ctx_.load_relaxed_device(overlap_.memory + OverlapLayout::kDispatches); }
+        : ctx_(op.ctx),
+          overlap_(op.c.overlap),
+          words_(overlap_.memory, OverlapLayout{overlap_.zones, overlap_.blocks}) {}
+    CROSSDOCK_DEVICE void begin() { words_.begin(ctx_); }
 
-    // Clears what the next turn uses. All users of the turn before have ended.
-    CROSSDOCK_DEVICE void clear_other_half(const WorkShare& share) const {
-        uint32_t* words = overlap_.memory + layout_.half(turn_ + 1);
-        const uint64_t step = uint64_t{share.num_blocks} * share.threads();
-        CROSSDOCK_ROLLED
-        for (uint64_t i = share.block * share.threads() + share.thread(ctx_); i < layout_.half_words(); i += step)
-            words[i] = 0;
+    CROSSDOCK_DEVICE void clear_next(const WorkShare& share) const {
+        words_.clear_next(share.block * share.threads() + share.thread(ctx_),
+                          uint64_t{share.num_blocks} * share.threads());
     }
     // One thread per zone.
-    CROSSDOCK_DEVICE void publish_count(uint32_t zone, uint32_t rows) const {
-        ctx_.store_relaxed_device(overlap_.memory + layout_.count(turn_, zone), rows + 1);
-    }
+    CROSSDOCK_DEVICE void publish_count(uint32_t zone, uint32_t rows) const { words_.publish_count(ctx_, zone, rows); }
     // One warp, after the barrier that follows its stores; what the leader stored asynchronously has landed. rows_of: a
     // zone's rows. begin, end: which of a row's `of` pieces this warp has placed.
     CROSSDOCK_DEVICE void publish(const Placement& placement, uint32_t begin, uint32_t end, uint32_t of,
@@ -55,27 +50,20 @@ class RowPublisher {
             const RowBlock at = RowBlock::of(overlap_, placement.rows[i]);
             const uint32_t left = rows_of[at.zone] - at.block * overlap_.block_rows;
             const uint32_t rows = left < overlap_.block_rows ? left : overlap_.block_rows;
-            uint32_t* arrived = overlap_.memory + layout_.arrived(turn_, at.zone, at.block);
-            if (ctx_.add_acq_rel_device(arrived, share) + share == rows * kRow)
-                ctx_.add_acq_rel_device(overlap_.memory + layout_.ready(turn_, at.zone, at.block), rows);
+            words_.add(ctx_, at.zone, at.block, share, rows * kRow, rows);
         });
         ctx_.warp_sync();
     }
     // All of the block's receiving warps, when they place no more rows.
     CROSSDOCK_DEVICE void finish(const WorkShare& share) const {
         share.sync(ctx_);  // all have read the turn
-        if (share.thread(ctx_) != 0) return;
-        uint32_t* finishing = overlap_.memory + OverlapLayout::kFinishing;
-        if (ctx_.add_acq_rel_device(finishing, 1) + 1 != share.num_blocks) return;
-        ctx_.store_relaxed_device(finishing, 0);
-        ctx_.add_acq_rel_device(overlap_.memory + OverlapLayout::kDispatches, 1);
+        if (share.thread(ctx_) == 0) words_.finish(ctx_, share.num_blocks);
     }
 
   private:
     const Ctx& ctx_;
     const LlOverlap& overlap_;
-    OverlapLayout layout_;
-    uint32_t turn_ = 0;
+    PublishedTurn words_;
 };
 
 // A row that returns to its source rank.

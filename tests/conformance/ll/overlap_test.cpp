@@ -358,15 +358,9 @@ TEST(Overlap, WrongCountersAreRefused) {
                 crossdockOverlap_t overlap = CROSSDOCK_OVERLAP_INIT;
                 overlap.memory = tensor;
                 overlap.block_rows = UINT32_MAX;
-                RANK_REFUSED(context, ncclInvalidUsage, "enable_mask is 1",
+                RANK_REFUSED(context, ncclInvalidUsage, "the group has masks",
                              crossdockHandleSetOverlap(of_masks.handle(), &overlap));
             }
-            const Problem ht = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5, kHighThroughput);
-            Group ht_group(context, ht);
-            Layer ht_layer(context, ht_group.get(), ht);
-            RANK_REFUSED(context, ncclInvalidUsage, "LL handles", crossdockOverlapWords(ht_layer.handle(), 4, &words));
-            RANK_REFUSED(context, ncclInvalidUsage, "LL handles",
-                         crossdockHandleSetOverlap(ht_layer.handle(), nullptr));
         });
     });
 }

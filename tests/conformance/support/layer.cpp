@@ -52,7 +52,8 @@ Layer::Layer(RankContext& context, ncclEpGroup_t group, const Problem& problem, 
     RANK_OK(context_, made);
     if (problem.expert_major() && problem.sums != CROSSDOCK_SUMS_EXACT)
         RANK_OK(context_, crossdockHandleSetSums(handle(), problem.sums));
-    if (options.overlap_rows > 0) overlap_.emplace(context, stream_, handle(), problem, options.overlap_rows);
+    if (options.overlap_rows > 0 && (!problem.is_ht() || problem.expert_major()))
+        overlap_.emplace(context, stream_, handle(), problem, options.overlap_rows);
 }
 
 Layer::~Layer() {

@@ -62,6 +62,8 @@ class Layer {
     Bytes combined() const { return combine_output_->read(); }
     // Where dispatch's rows arrive, and where combine reads.
     const Buffer& arrived() const { return *received_; }
+    // High throughput.
+    const reference::HtReceived& received() const { return routing_->received(context_.rank()); }
     Buffer& combine_rows() { return combine_input(); }
 
     // Other tokens, routing and numbers of tokens in the same shapes, in the same buffers; then ncclEpUpdateHandle,
@@ -163,7 +165,6 @@ class Layer {
     ncclResult_t dispatch(ncclEpPassDir_t direction, bool send_only);
     ncclResult_t combine(ncclEpPassDir_t direction, bool send_only);
 
-    const reference::HtReceived& received() const { return routing_->received(context_.rank()); }
     std::vector<ReceivedRow> received_rows(const ActiveRanks& active) const;
     // What unused rows of an output must hold: poison, or whatever is there.
     Bytes background(const Buffer& output) const;

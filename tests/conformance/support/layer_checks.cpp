@@ -128,7 +128,10 @@ void Layer::check_dispatch(ncclEpPassDir_t direction, const ActiveRanks& active,
 
 void Layer::check_overlap(const std::vector<ReceivedRow>& rows) const {
     std::vector<uint32_t> rows_of_zones(overlap_->zones());
-    for (const ReceivedRow& row : rows) ++rows_of_zones[row.index / static_cast<size_t>(problem_.slots())];
+    for (const ReceivedRow& row : rows) {
+        if (!problem_.is_ht()) ++rows_of_zones[row.index / static_cast<size_t>(problem_.slots())];
+        if (problem_.is_ht() && !row.source.is_padding()) ++rows_of_zones[static_cast<size_t>(row.source.choice)];
+    }
     overlap_->check(rows_of_zones);
 }
 
@@ -174,7 +177,7 @@ void Layer::prepare_combine(const ActiveRanks& active) {
         }
     }
     combine_input().write(image);
-    if (overlap_) overlap_->mark_done();
+    if (overlap_ && !problem_.is_ht()) overlap_->mark_done();
     if (combine_scales_) combine_scales_->write(as_bytes(scales));
     if (gradients_) gradients_->write(gradients);
     poison({combine_output_.get(), combined_gradients_.get()});

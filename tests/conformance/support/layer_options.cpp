@@ -31,6 +31,8 @@ LayerOptions random_options(uint64_t seed, ncclEpAlgorithm_t algorithm, WindowAr
     options.extra_metadata_rows = static_cast<size_t>(random.pick({0, 0, 0, 1, 7}));
     options.exact_combine_rows = random.chance(40);
     options.sms_seed = Random(seed ^ 0x535).chance(60) ? seed | 1 : 0;
+    Random overlap(seed ^ 0x0E5);
+    options.overlap_rows = static_cast<uint32_t>(overlap.chance(40) ? overlap.pick({1, 2, 3, 64}) : 0);
     if (arena == nullptr) return options;
     options.arena = arena;
     options.naming = random.pick({Naming::kWindowOnly, Naming::kWindowAndData});

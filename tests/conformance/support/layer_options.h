@@ -45,8 +45,10 @@ struct LayerOptions {
     bool exact_rows = false;          // receive tensors have just the rows that arrive (version 1 callers)
     bool exact_combine_rows = false;  // combine's input has just the rows that were received
 
-    uint64_t sms_seed = 0;      // each operation is limited to a number of SMs that this chooses; 0: to none
-    uint32_t overlap_rows = 0;  // low latency: rows of the blocks that dispatch publishes and combine waits for; 0: off
+    uint64_t sms_seed = 0;  // each operation is limited to a number of SMs that this chooses; 0: to none
+    // Rows of the blocks that dispatch publishes (not of the flat layout) and, in low latency, combine waits for. 0:
+    // off.
+    uint32_t overlap_rows = 0;
 
     // Nobody meets before calls, since some may not come. A low-latency handle that dead ranks keep from being made
     // ends the program, without a failure.

@@ -9,6 +9,7 @@ namespace crossdock::testing {
 Overlap::Overlap(RankContext& context, cudaStream_t stream, ncclEpHandle_t handle, const Problem& problem,
                  uint32_t block_rows, uint32_t done_value)
     : context_(context), block_rows_(block_rows), slots_(static_cast<uint32_t>(problem.slots())) {
+    if (problem.is_ht()) slots_ = static_cast<uint32_t>(std::min<size_t>(slots_, problem.row_limit()));
     layout_ = OverlapLayout::of(static_cast<uint32_t>(problem.num_blocks()), slots_, block_rows);
     size_t words = 0;
     RANK_OK(context, crossdockOverlapWords(handle, block_rows, &words));
@@ -20,7 +21,7 @@ Overlap::Overlap(RankContext& context, cudaStream_t stream, ncclEpHandle_t handl
     Tensor tensor(ncclUint32, {words}, *memory_);
     crossdockOverlap_t overlap = CROSSDOCK_OVERLAP_INIT;
     overlap.block_rows = block_rows;
-    overlap.done_value = done_value;
+    overlap.done_value = problem.is_ht() ? 0 : done_value;
     overlap.memory = tensor;
     RANK_OK(context, crossdockHandleSetOverlap(handle, &overlap));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The counters between a low-latency layer's operations and its experts (crossdockHandleSetOverlap).
+// The counters between a layer's operations and its experts (crossdockHandleSetOverlap).
 #pragma once
 
 #include "conformance/support/tensors.h"
@@ -12,13 +12,14 @@ class Overlap {
   public:
     static constexpr uint32_t kDoneValue = 3;
 
-    // Applies to the handle from now on. Combines wait, unless done_value is 0.
+    // Applies to the handle from now on. Combines of low latency wait, unless done_value is 0.
     Overlap(RankContext& context, cudaStream_t stream, ncclEpHandle_t handle, const Problem& problem,
             uint32_t block_rows, uint32_t done_value = kDoneValue);
 
     // The kernel's side, of the same words.
     OverlapConsumer consumer() const;
     uint32_t zones() const { return layout_.zones; }
+    uint32_t blocks() const { return layout_.blocks; }
     uint32_t block_rows() const { return block_rows_; }
 
     // After a dispatch: the words tell of its rows, of each zone so many, and of nothing else.
