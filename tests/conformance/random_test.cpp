@@ -6,11 +6,16 @@
 #include "conformance/support/modes.h"
 #include "conformance/support/scoped_arena.h"
 
+// As in NVIDIA's tests: not in a public header.
+ncclResult_t ncclEpGroup_test_setMaxDynamicSmem(ncclEpGroup* group, int bytes);
+
 namespace crossdock::testing {
 namespace {
 
 // Round trips with one handle, each with another routing; before a third one an update that nothing follows.
-RankProgram round_trips(const Problem& problem, bool windows = false, uint64_t num_round_trips = 2) {
+// shared_bytes: that every second rank's kernels may use of a block's shared memory, as on a smaller GPU; 0: all.
+RankProgram round_trips(const Problem& problem, bool windows = false, uint64_t num_round_trips = 2,
+                        int shared_bytes = 0) {
     return [=](RankContext& context) {
         std::optional<ScopedArena> arena;
         if (windows) arena.emplace(context, kHtWindowBytes);
@@ -18,6 +23,8 @@ RankProgram round_trips(const Problem& problem, bool windows = false, uint64_t n
             const LayerOptions options =
                 random_options(problem.seed, problem.algorithm, arena ? arena->get() : nullptr);
             Group group(context, problem);
+            if (shared_bytes > 0 && context.rank() % 2 == 1)
+                RANK_OK(context, ncclEpGroup_test_setMaxDynamicSmem(group.get(), shared_bytes));
             Layer layer(context, group.get(), problem, options);
             layer.round_trip();
             for (uint64_t step = 1; step < num_round_trips; ++step) {
@@ -31,7 +38,7 @@ RankProgram round_trips(const Problem& problem, bool windows = false, uint64_t n
     };
 }
 
-void run_seeds(const BackendSpec& spec, Seeds seeds, ProblemLimits limits, int most_ranks) {
+void run_seeds(const BackendSpec& spec, Seeds seeds, ProblemLimits limits, int most_ranks, int shared_bytes = 0) {
     for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
         limits.num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % most_ranks));
         limits.invariant_groups = true;
@@ -39,7 +46,8 @@ void run_seeds(const BackendSpec& spec, Seeds seeds, ProblemLimits limits, int m
         const Problem problem = random_problem(seed, limits);
         SCOPED_TRACE(problem.describe());
         const bool windows = is_ht(limits.algorithm) && reference::random_bits(seed, 8) % 2 == 1;
-        expect_clean(spec, limits.num_ranks, seed, round_trips(problem, windows, is_ht(limits.algorithm) ? 3 : 2));
+        expect_clean(spec, limits.num_ranks, seed,
+                     round_trips(problem, windows, is_ht(limits.algorithm) ? 3 : 2, shared_bytes));
     }
 }
 
@@ -53,6 +61,15 @@ TEST(Random, SmallShapesMatchTheReference) {
 TEST(HtRandom, SmallShapesMatchTheReference) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         run_seeds(spec, seeds_or(1, seeds_in(spec.kind, 100)), {.algorithm = kHighThroughput}, 8);
+    });
+}
+
+// GPUs of two kinds in one group: every second rank's kernels have fewer warps or stages.
+TEST_BOTH_MODES(Random, SmallShapesOfUnequalRanksMatchTheReference) {
+    on_each_backend(kEveryBackend, [=](const BackendSpec& spec) {
+        const int shared_bytes = is_cuda(spec.kind) ? 99 << 10 : is_ht(mode) ? 28672 : 12288;
+        run_seeds(spec, seeds_or(1, seeds_in(spec.kind, 60)),
+                  {.algorithm = mode, .most_row_bytes = 2048, .most_receive_bytes = 256u << 10}, 8, shared_bytes);
     });
 }
 
