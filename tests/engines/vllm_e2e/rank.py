@@ -273,11 +273,15 @@ class Session:
         self.save()
 
     def profile(self) -> None:
-        prompts = prompts_of(self.rank, 32, 16, "decode")
-        self.generate(prompts, max_tokens=4)
+        of_prefill = "prefill" in self.run.flags
+        if of_prefill:
+            prompts = prompts_of(self.rank, 4, min(self.run.tokens, 4096), "prefill")
+        else:
+            prompts = prompts_of(self.rank, 32, 16, "decode")
+        self.generate(prompts, max_tokens=1 if of_prefill else 4)
         self.meet()
         self.llm.start_profile()
-        self.generate(prompts, max_tokens=8)
+        self.generate(prompts, max_tokens=1 if of_prefill else 8)
         self.llm.stop_profile()
         self.say("profiled")
 

@@ -29,7 +29,7 @@ FLAGS = {
     "serve": "`vllm serve` and clients over HTTP, instead of LLM",
     "kill": "with serve: end one engine without a word while all decode",
     "torchrun": "LLM with the external launcher, under torchrun",
-    "profile": "a torch profiler trace of some decode steps",
+    "profile": "a torch profiler trace of some decode steps, or with prefill of some prompts",
     "fork": "start engines by fork instead of spawn",
     "inproc": "the engine in the rank's own process",
 }
