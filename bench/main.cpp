@@ -51,10 +51,10 @@ int main(int argc, char** argv) {
     }
     try {
         if (!options.launched) {
-            return bench::run_own(options);
+            return crossdock::tools::flushed("ep_bench", bench::run_own(options));
         }
         bench::run_launched(options);
-        return 0;
+        return crossdock::tools::flushed("ep_bench", 0);
     } catch (const std::exception& error) {
         fmt::print(stderr, "ep_bench: {}\n", error.what());
         return 1;

@@ -106,7 +106,7 @@ int main(int argc, char** argv) {
         return *status;
     }
     try {
-        return crossdock::demo::run(options);
+        return crossdock::tools::flushed("crossdock_demo", crossdock::demo::run(options));
     } catch (const std::exception& error) {
         fmt::print(stderr, "crossdock_demo: {}\n", error.what());
         return crossdock::tools::kUsageStatus;

@@ -109,10 +109,11 @@ class OverlapConsumer {
         return word != 0;
     }
     /* High throughput, where zones follow one another: the first row of a zone, once the rows of those before are
-     * known. alignment: the handle's, 1 for none. */
+     * known. alignment: the handle's; 0 or 1: none. */
     CROSSDOCK_OVERLAP_CALL bool wait_first_row(uint32_t turn, uint32_t zone, uint32_t alignment, uint64_t timeout_ns,
                                                uint32_t& row) const {
         row = 0;
+        if (alignment == 0) alignment = 1;
         for (uint32_t before = 0; before < zone; ++before) {
             uint32_t rows = 0;
             if (!wait_count(turn, before, timeout_ns, rows)) return false;

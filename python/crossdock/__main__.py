@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import sys
 from collections.abc import Callable, Iterable
 
@@ -45,10 +46,15 @@ def main(arguments: list[str] | None = None) -> int:
     except Error as error:
         print(f"crossdock: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `... | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
     except OSError as error:
-        if error.filename is None or options.command == "run":  # not about a file that the user named
+        if options.command == "run":
             raise
-        print(f"crossdock: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"crossdock: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         if error.name not in OPTIONAL:

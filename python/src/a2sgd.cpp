@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include "error.h"
+#include "interrupt.h"
 #include "stream.h"
 
 namespace nb = nanobind;
@@ -31,6 +32,7 @@ size_t expect_gradient(const Array& array, const std::string& name, bool is_cpu)
 
 A2sgd::Pieces A2sgd::read(nb::handle objects) const {
     const nb::tuple items = items_of(objects, "pieces");
+    if (items.size() == 0) invalid_argument("pieces is empty, allowed: one array or more");
     Pieces pieces;
     pieces.arrays.reserve(items.size());
     for (size_t i = 0; i < items.size(); ++i) {
@@ -60,6 +62,10 @@ A2sgd::A2sgd(nb::handle comm, nb::handle pieces, nb::handle names, const std::st
     config.timeout_ns = static_cast<uint64_t>(timeout_s * 1e9);
     config.lsa_team_size = lsa_team_size;
     pieces_ = read(pieces);
+    if (!names.is_none() && names_.size() != pieces_.arrays.size()) {
+        invalid_argument("names has " + std::to_string(names_.size()) +
+                         " items, expected as many as pieces: " + std::to_string(pieces_.arrays.size()));
+    }
     communicator_->call([&] {
         check(crossdockA2sgdCreate(&a2sgd_, communicator_->get(), pieces_.described.data(), pieces_.described.size(),
                                    &config));
@@ -94,6 +100,7 @@ void A2sgd::set_pieces(nb::handle objects) {
 void A2sgd::begin(nb::handle stream) {
     expect_open();
     cudaStream_t where = stream_from(stream, communicator_->is_cpu(), pieces_.arrays.front().device());
+    expect_waits_go_on();
     communicator_->call([&] { check(crossdockA2sgdBegin(a2sgd_, where)); });
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "interrupt.h"
 #include "window.h"
 
 namespace nb = nanobind;
@@ -85,6 +86,7 @@ nb::list all_gather(Communicator& self, const nb::bytes& own) {
     const size_t bytes = own.size();
     std::vector<char> all(bytes * static_cast<size_t>(state.num_ranks()));
     const void* source = own.data();
+    expect_waits_go_on();
     state.call([&] { check(crossdockCommAllGather(state.get(), source, all.data(), bytes)); });
     nb::list parts;
     for (int rank = 0; rank < state.num_ranks(); ++rank) {
@@ -195,7 +197,10 @@ Only one thread at a time may use a rank's communicator. Calls that wait for oth
             "The ncclComm_t for C code, as an intptr_t: that of a CPU communicator can be negative.")
         .def(
             "barrier",
-            [](Communicator& self) { self.state->call([&] { check(crossdockCommBarrier(self.state->get())); }); },
+            [](Communicator& self) {
+                expect_waits_go_on();
+                self.state->call([&] { check(crossdockCommBarrier(self.state->get())); });
+            },
             "Waits for all ranks; CPU communicators only. RemoteError after CROSSDOCK_JOIN_TIMEOUT_MS.")
         .def("all_gather", &all_gather, "own"_a, nb::sig("def all_gather(self, own: bytes) -> list[bytes]"),
              "Returns the bytes of all ranks, in the order of ranks. All pass equally many. CPU communicators only.")

@@ -126,6 +126,7 @@ Group::Group(nb::handle comm, nb::handle config, const nb::kwargs& fields) {
     resolved.version = api_version;
     const std::shared_ptr<CommunicatorState> communicator = communicator_from(comm);
     ncclEpGroup_t group = nullptr;
+    expect_waits_go_on();
     communicator->call([&] { check(crossdockCreateGroup(&group, communicator->get(), &resolved, &options)); });
     communicator->add_user();
     state_ = std::make_shared<GroupState>(communicator, group, resolved.algorithm == NCCL_EP_ALGO_LOW_LATENCY);

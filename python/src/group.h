@@ -12,6 +12,7 @@
 
 #include "array.h"
 #include "communicator.h"
+#include "interrupt.h"
 
 namespace crossdock::python {
 
@@ -34,6 +35,7 @@ class GroupState {
     template <class Body>
     void call(Body&& body) {
         expect_no_handler();
+        expect_waits_go_on();
         fork_guard_.expect_own_process("group");
         const Funeral funeral(*this);
         const ReleasedGil unlocked;

@@ -236,6 +236,10 @@ Handle* init_handle(Group& group, ncclEpLayout_t layout, int num_topk, nb::handl
     return created;
 }
 
+static unsigned int number_of(nb::handle value, const char* name) {
+    return as<unsigned int>(value, name, "0..4294967295");
+}
+
 void bind_handle(nb::module_& module) {
     nb::class_<Handle>(module, "Handle", R"(The routing of one layer or micro-batch, and the operations that follow it.
 
@@ -282,29 +286,43 @@ row, N rows of a high-throughput receive array.)")
         .def("set_tag", &Handle::set_tag, "tag"_a,
              "Sets a number, 0..1023, which ranks compare in the next operations (low latency: in elastic ones). If it "
              "differs, the operation fails.")
-        .def("set_alignment", &Handle::set_alignment, "alignment"_a,
-             "High throughput, expert-major: from the next update on, an expert's rows begin at a multiple of "
-             "alignment.")
-        .def("set_sms", &Handle::set_sms, "num_sms"_a,
-             "From now on each operation takes at most num_sms SMs. High throughput: all ranks must set the same. 0: "
-             "use "
-             "the group's settings.")
-        .def("overlap_words", &Handle::overlap_words, "block_rows"_a,
-             "The elements of set_overlap's memory, for blocks of block_rows rows.")
-        .def("set_overlap", &Handle::set_overlap, "memory"_a.none() = nb::none(), nb::kw_only(), "block_rows"_a = 1u,
-             "done"_a.none() = nb::none(), "done_value"_a = 0u,
-             nb::sig("def set_overlap(self, memory: object = None, *, block_rows: int = 1, done: object = None, "
-                     "done_value: int = 0) -> None"),
-             "From now on, dispatches tell a kernel on another stream which rows are in place. Low latency: combines "
-             "wait for its rows. High throughput (expert-major): only memory may be given. Without arguments: no "
-             "longer.\n\n"
-             "- memory [overlap_words(block_rows)], int32 or uint32, zeros: the counters of both; crossdock.triton and "
-             "crossdock/overlap.hpp read and write them. None: dispatches tell nothing.\n"
-             "- done_value: a combine sends a block's rows when its counter has this value. 0: it waits for nothing.\n"
-             "- done [L, blocks], blocks = R*M / block_rows rounded up: counters of your own instead of those in "
-             "memory, "
-             "to be cleared before each combine.\n\n"
-             "See crossdockHandleSetOverlap in crossdock.h.")
+        .def(
+            "set_alignment",
+            [](Handle& self, nb::handle alignment) { self.set_alignment(number_of(alignment, "alignment")); },
+            "alignment"_a.none(), nb::sig("def set_alignment(self, alignment: int) -> None"),
+            "High throughput, expert-major: from the next update on, an expert's rows begin at a multiple of "
+            "alignment.")
+        .def(
+            "set_sms", [](Handle& self, nb::handle num_sms) { self.set_sms(number_of(num_sms, "num_sms")); },
+            "num_sms"_a.none(), nb::sig("def set_sms(self, num_sms: int) -> None"),
+            "From now on each operation takes at most num_sms SMs. High throughput: all ranks must set the same. 0: "
+            "use "
+            "the group's settings.")
+        .def(
+            "overlap_words",
+            [](Handle& self, nb::handle block_rows) { return self.overlap_words(number_of(block_rows, "block_rows")); },
+            "block_rows"_a.none(), nb::sig("def overlap_words(self, block_rows: int) -> int"),
+            "The elements of set_overlap's memory, for blocks of block_rows rows.")
+        .def(
+            "set_overlap",
+            [](Handle& self, nb::handle memory, nb::handle block_rows, nb::handle done, nb::handle done_value) {
+                self.set_overlap(memory, number_of(block_rows, "block_rows"), done,
+                                 number_of(done_value, "done_value"));
+            },
+            "memory"_a.none() = nb::none(), nb::kw_only(), "block_rows"_a.none() = 1, "done"_a.none() = nb::none(),
+            "done_value"_a.none() = 0,
+            nb::sig("def set_overlap(self, memory: object = None, *, block_rows: int = 1, done: object = None, "
+                    "done_value: int = 0) -> None"),
+            "From now on, dispatches tell a kernel on another stream which rows are in place. Low latency: combines "
+            "wait for its rows. High throughput (expert-major): only memory may be given. Without arguments: no "
+            "longer.\n\n"
+            "- memory [overlap_words(block_rows)], int32 or uint32, zeros: the counters of both; crossdock.triton and "
+            "crossdock/overlap.hpp read and write them. None: dispatches tell nothing.\n"
+            "- done_value: a combine sends a block's rows when its counter has this value. 0: it waits for nothing.\n"
+            "- done [L, blocks], blocks = R*M / block_rows rounded up: counters of your own instead of those in "
+            "memory, "
+            "to be cleared before each combine.\n\n"
+            "See crossdockHandleSetOverlap in crossdock.h.")
         .def_prop_ro("sms", &Handle::sms, nb::sig("def sms(self) -> tuple[int, int, int]"),
                      "High throughput: how many SMs the next update, dispatch and combine take. On CPUs: 1.")
         .def("rebind", &Handle::rebind, "topk_idx"_a.none(),

@@ -62,6 +62,11 @@ void expect_no_handler() {
     }
 }
 
+void expect_waits_go_on() {
+    if (!all_waits_end.load(std::memory_order_relaxed)) return;
+    throw ApiError(ncclRemoteError, "interrupted: the program of another rank has raised an exception, or Ctrl-C");
+}
+
 void bind_interrupts(nb::module_& module) {
     check(crossdockSetInterruptCheck(&check_signals));
     module.def(

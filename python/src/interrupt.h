@@ -14,6 +14,9 @@ nanobind::object take_interruption();
 // InvalidUsage in a signal handler that runs while the library waits, which holds locks then.
 void expect_no_handler();
 
+// RemoteError while all waits of this process are to end: a rank that never has to wait would go on otherwise.
+void expect_waits_go_on();
+
 void bind_interrupts(nanobind::module_& module);
 
 }  // namespace crossdock::python

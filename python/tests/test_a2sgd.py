@@ -55,6 +55,10 @@ def test_wrong_use_is_refused_with_a_message() -> None:
             ep.A2sgd(comm, [gradient], sums="fp8")
         with pytest.raises(ep.InvalidArgument, match="weights"):
             ep.A2sgd(comm, [np.zeros(3, np.int32)], names=["weights"])
+        with pytest.raises(ep.InvalidArgument, match="pieces is empty, allowed: one array or more"):
+            ep.A2sgd(comm, [])
+        with pytest.raises(ep.InvalidArgument, match="names has 1 items, expected as many as pieces: 2"):
+            ep.A2sgd(comm, [np.zeros(3, np.float32)] * 2, names=["weights"])
         with pytest.raises(ep.InvalidUsage, match="10 on rank 0, 11 on rank 1"):
             ep.A2sgd(comm, [np.zeros(10 + comm.rank, np.float32)])
         with ep.A2sgd(comm, [gradient]) as averager:

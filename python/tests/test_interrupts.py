@@ -74,6 +74,19 @@ ep.run_threads(2, program)
 """,
         "",
     ),
+    "threads that keep pace": (
+        """
+def program(comm):
+    if comm.rank == 0:
+        waits()
+    begin = time.monotonic()
+    while time.monotonic() - begin < 60:
+        comm.barrier()
+
+ep.run_threads(2, program)
+""",
+        "",
+    ),
     "dispatch": (
         """
 comm = join()

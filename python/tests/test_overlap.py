@@ -184,6 +184,17 @@ def test_a_high_throughput_handle_publishes() -> None:
             assert torch.equal(ready, (counts[:, None] - block * torch.arange(blocks)).clamp(0, block).int())
         with pytest.raises(ep.InvalidUsage, match="overlap.done_value is 1, allowed for HT handles: None, 0"):
             handle.set_overlap(words, block_rows=block, done_value=1)
+        wrong: list[tuple[str, Any]] = [
+            ("block_rows is -1", lambda: handle.overlap_words(-1)),
+            ("block_rows is 4294967296", lambda: handle.overlap_words(1 << 32)),
+            ("block_rows is x", lambda: handle.set_overlap(words, block_rows="x")),  # type: ignore[arg-type]
+            ("done_value is -1", lambda: handle.set_overlap(words, done_value=-1)),
+            ("num_sms is -1", lambda: handle.set_sms(-1)),
+            ("alignment is -1", lambda: handle.set_alignment(-1)),
+        ]
+        for message, call in wrong:
+            with pytest.raises(ep.InvalidArgument, match=f"{message}, allowed: 0..4294967295"):
+                call()
         handle.close()
         group.close()
 

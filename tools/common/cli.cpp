@@ -85,4 +85,10 @@ int refuse(const CLI::App& app, const std::string& message) {
     return kUsageStatus;
 }
 
+int flushed(const char* program, int status) {
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+    fmt::print(stderr, "{}: not all of the output could be written\n", program);
+    return status == 0 ? 1 : status;
+}
+
 }  // namespace crossdock::tools

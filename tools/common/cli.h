@@ -31,4 +31,7 @@ std::optional<int> parse_command_line(CLI::App& app, int argc, char** argv);
 // Says `message` on stderr as the program's; returns kUsageStatus.
 int refuse(const CLI::App& app, const std::string& message);
 
+// At the end of a program: its status or, with a message, 1 if not all that it has printed could be written.
+int flushed(const char* program, int status);
+
 }  // namespace crossdock::tools

@@ -167,14 +167,15 @@ def ht_table():
 
 
 def measure(program):
-    with RESULTS.open("w") as file:
-        for ranks in MEASURED_RANKS:
-            trips = max(2, 2048 // ranks)  # few ranks draw too few tokens for a mean
-            done = subprocess.run(
-                [program, "--ranks", str(ranks), "--trips", str(trips)], capture_output=True, text=True, check=True
-            )
-            print(done.stdout, end="")
-            file.write(done.stdout)
+    lines = ""
+    for ranks in MEASURED_RANKS:
+        trips = max(2, 2048 // ranks)  # few ranks draw too few tokens for a mean
+        done = subprocess.run(
+            [program, "--ranks", str(ranks), "--trips", str(trips)], capture_output=True, text=True, check=True
+        )
+        print(done.stdout, end="")
+        lines += done.stdout
+    RESULTS.write_text(lines)
 
 
 def picture(runs):

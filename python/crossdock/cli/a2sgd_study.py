@@ -70,13 +70,18 @@ def main(options: argparse.Namespace) -> int:
     for name, least in ("seeds", 1), ("epochs", 0), ("jobs", 1):
         if getattr(options, name) < least:
             raise InvalidArgument(f"--{name} is {getattr(options, name)}, allowed: {least} and more")
+    for folder in options.json, options.plots:  # not only when all has been trained
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
     for task in tasks:
         if options.read:
-            study = json.loads((Path(options.read) / f"{task}.json").read_text())
+            path = Path(options.read) / f"{task}.json"
+            study = json.loads(path.read_text())
+            if not isinstance(study, dict) or "results" not in study:
+                raise InvalidArgument(f"{path} holds no results, expected a file that --json has written")
         else:
             study = _run_all(options, task)
         if options.json:
-            Path(options.json).mkdir(parents=True, exist_ok=True)
             head = json.dumps({key: study[key] for key in ("command", "machine")}, indent=1)[:-2]
             runs = ",\n  ".join(json.dumps(result) for result in study["results"])
             (Path(options.json) / f"{task}.json").write_text(f'{head},\n "results": [\n  {runs}\n ]\n}}\n')

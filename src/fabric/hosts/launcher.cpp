@@ -152,7 +152,7 @@ Launch read_launch(const Variables& variables) {
         launch.launcher = launcher.name;
         launch.num_ranks =
             static_cast<int>(required_number(variables, launcher.num_ranks, 1, kMostRanks, launcher.rank));
-        launch.rank = static_cast<int>(*number_of(variables, launcher.rank, 0, kMostRanks));
+        launch.rank = static_cast<int>(*number_of(variables, launcher.rank, 0, kMostRanks - 1));
         require(launch.rank < launch.num_ranks, ncclInvalidUsage, "{} is {}, allowed: less than {}, which is {}",
                 launcher.rank, launch.rank, launcher.num_ranks, launch.num_ranks);
         if (const auto local = number_of(variables, launcher.num_local_ranks, 1, kMostRanks)) {
@@ -160,7 +160,7 @@ Launch read_launch(const Variables& variables) {
             require(*local <= static_cast<uint64_t>(launch.num_ranks), ncclInvalidUsage,
                     "{} is {}, allowed: at most {}, which is {}", launcher.num_local_ranks, *local, launcher.num_ranks,
                     launch.num_ranks);
-            const auto local_rank = number_of(variables, launcher.local_rank, 0, kMostRanks);
+            const auto local_rank = number_of(variables, launcher.local_rank, 0, kMostRanks - 1);
             require(!local_rank || *local_rank < *local, ncclInvalidUsage,
                     "{} is {}, allowed: less than {}, which is {}", launcher.local_rank, local_rank.value_or(0),
                     launcher.num_local_ranks, *local);
