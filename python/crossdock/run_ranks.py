@@ -65,8 +65,8 @@ def run_threads(num_ranks: int, program: Callable[..., Result], *arguments: Any)
 
 
 def _expect_number(num_ranks: int) -> None:
-    if not 1 <= num_ranks <= MOST_RANKS:
-        raise InvalidArgument(f"num_ranks is {num_ranks}, allowed: 1..{MOST_RANKS}")
+    if not isinstance(num_ranks, int) or not 1 <= num_ranks <= MOST_RANKS:
+        raise InvalidArgument(f"num_ranks is {num_ranks!r}, allowed: 1..{MOST_RANKS}")
 
 
 def _raise_cause(failures: Sequence[BaseException | None]) -> None:

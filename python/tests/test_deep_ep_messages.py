@@ -134,6 +134,7 @@ def test_arguments_are_named() -> None:
             (lambda: buffer.get_local_buffer_tensor("int8"), "dtype is of type str, expected a torch.dtype"),
             (lambda: buffer.get_local_buffer_tensor(torch.int8, offset=-1), "offset is -1, allowed: 0 and more"),
             (lambda: buffer.get_local_buffer_tensor(torch.int8, 5), "size is of type int, expected a torch.Size"),
+            (lambda: buffer.get_local_buffer_tensor(torch.int8, (-1,)), "size is .-1., allowed: 0 and more each"),
         ]
         for call, words in cases:
             with pytest.raises(AssertionError, match=words) as raised:

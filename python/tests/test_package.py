@@ -120,6 +120,8 @@ def test_processes_without_a_result_are_named() -> None:
     with pytest.raises(ep.InvalidUsage, match="rank 1's exception is Unsendable.'out of order'., which cannot be pick"):
         ep.run_processes(2, one_cannot_be_sent)
     for run in (ep.run_processes, ep.run_threads):
+        with pytest.raises(ep.InvalidArgument, match="num_ranks is '2', allowed: 1..4096"):
+            run("2", one_is_killed)  # type: ignore[arg-type]
         with pytest.raises(ep.InvalidArgument, match="num_ranks is 0, allowed: 1..4096"):
             run(0, one_is_killed)
 

@@ -199,6 +199,7 @@ class Buffer(Shared):
         whole = runtime.staging[use_rdma_buffer][: num_bytes // dtype.itemsize * dtype.itemsize].view(dtype)[offset:]
         if size is None:
             return whole
+        require(all(extent >= 0 for extent in size), lambda: f"size is {list(size)}, allowed: 0 and more each")
         num = torch.Size(size).numel()
         require(
             num <= len(whole),
