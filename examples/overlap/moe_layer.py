@@ -364,12 +364,14 @@ def main() -> None:
     ranks = int(os.environ.get("WORLD_SIZE", "0"))
     if ranks == 0:
         parser.error("start this program with torchrun")
-    for name, multiple in (("hidden", 128), ("inner", 64)):
+    for name, multiple in (("hidden", 128), ("inner", 128 if options.fp8 or options.high_throughput else 64)):
         value = getattr(options, name)
         if value < 1 or value % multiple != 0:
             parser.error(f"--{name} is {value}, allowed: multiples of {multiple}")
     if options.fp8 and options.high_throughput:
         parser.error("--fp8 goes without --high-throughput")
+    if options.publish and options.high_throughput:
+        parser.error("--publish goes without --high-throughput, which always publishes")
     local = options.experts // ranks
     if options.experts % ranks != 0 or local < 1 or local & (local - 1) != 0:
         parser.error(f"--experts is {options.experts}, allowed: a power of two for each of the {ranks} ranks")

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <thread>
 
-#include "conformance/support/fault_support.h"
+#include "conformance/ht/mask_support.h"
 
 namespace crossdock::testing {
 namespace {
@@ -172,6 +172,19 @@ TEST(HtOverlap, WrongCallsAreRefused) {
             overlap.done_value = 1;
             RANK_REFUSED(context, ncclInvalidUsage, "overlap->done_value is 1, allowed for HT handles: NULL, 0",
                          crossdockHandleSetOverlap(layer.handle(), &overlap));
+            overlap.done_value = 0;
+            RANK_OK(context, crossdockHandleSetOverlap(layer.handle(), &overlap));
+            crossdockElasticDispatch_t elastic = CROSSDOCK_ELASTIC_DISPATCH_INIT;
+            RANK_REFUSED(context, ncclInvalidUsage, "crossdockHandleSetOverlap",
+                         crossdockElasticDispatch(layer.handle(), &elastic, layer.stream()));
+            RANK_OK(context, crossdockHandleSetOverlap(layer.handle(), nullptr));
+
+            // Between several LSA teams there are no masks.
+            if (const OwnedGroup masked = try_mask_group(context, problem, kNeverNs)) {
+                Layer of_masks(context, masked.get(), problem);
+                RANK_REFUSED(context, ncclInvalidUsage, "in HT ht_masks",
+                             crossdockHandleSetOverlap(of_masks.handle(), &overlap));
+            }
 
             const Problem flat = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5, kHighThroughput);
             Group flat_group(context, flat);

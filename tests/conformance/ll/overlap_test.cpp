@@ -358,7 +358,7 @@ TEST(Overlap, WrongCountersAreRefused) {
                 crossdockOverlap_t overlap = CROSSDOCK_OVERLAP_INIT;
                 overlap.memory = tensor;
                 overlap.block_rows = UINT32_MAX;
-                RANK_REFUSED(context, ncclInvalidUsage, "the group has masks",
+                RANK_REFUSED(context, ncclInvalidUsage, "the group has masks (enable_mask",
                              crossdockHandleSetOverlap(of_masks.handle(), &overlap));
             }
         });

@@ -19,7 +19,6 @@ class Overlap {
     // The kernel's side, of the same words.
     OverlapConsumer consumer() const;
     uint32_t zones() const { return layout_.zones; }
-    uint32_t blocks() const { return layout_.blocks; }
     uint32_t block_rows() const { return block_rows_; }
 
     // After a dispatch: the words tell of its rows, of each zone so many, and of nothing else.
