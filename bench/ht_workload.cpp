@@ -25,8 +25,8 @@ HtWorkload::HtWorkload(const LibraryComm& comm, const tools::RankContext& contex
     const auto max_tokens = static_cast<size_t>(options.max_tokens());
     const auto num_local = static_cast<size_t>(options.num_local());
     const size_t scales_bytes = num_scales(options) * sizeof(float);
-    tokens_ = allocate(max_tokens * row_bytes_in_);
-    scales_ = allocate(max_tokens * scales_bytes);
+    tokens_ = allocate(max_tokens * row_bytes_in_, options.windows);
+    scales_ = allocate(max_tokens * scales_bytes, options.windows && scales_bytes > 0);
     routing_ = allocate(routing.size() * sizeof(int64_t));
     weights_ = allocate(weights.size() * sizeof(float));
     received_ = allocate(capacity_ * row_bytes_in_, options.windows);

@@ -535,6 +535,9 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 //   - No output may share bytes with an input.
 //   - Any tensor may be named by its window alone.
 //   - Nobody may touch outputs in windows that peers write, from the moment when any rank may start the operation.
+//   - HT, one LSA team: if inputs->tokens (and inputs->scales) are in windows, and outputs are expert-major or in plain
+//     memory, receivers read rows there, without a copy through the library's memory. Between two ranks this happens
+//     only if both have their inputs at the same place of the same window.
 //
 // send_only: until ncclEpComplete has run, inputs must not change, and outputs and counters are undefined. A group can
 // have two send_only operations pending (dispatches and combines together), or one if zero_copy is on. More are
@@ -549,6 +552,7 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 //   Windows that peers write: the window, and win_offset of outputs->tokens and outputs->scales. In LL rank-major this
 //       holds for the ranks that have the same outputs in windows, in HT flat for the ranks that have windows at all.
 //       Ranks compare hashes. Two windows that are not the same one are noticed only on CPUs, or if their sizes differ.
+//   Windows of inputs need not agree.
 // If ranks differ, all get ncclInvalidUsage, and the group has failed. The message names the quantity, two ranks and
 // their values. On GPUs the next call of the group returns it. There are two exceptions:
 //   - HT, windows that differ: a rank that does not reach the odd rank's window learns of it from others. It gets

@@ -29,6 +29,27 @@ size_t shared_row_bytes(const Tensor& source, const Tensor& target) {
     return bytes;
 }
 
+// A tensor's distance from the arena. NCCL maps the windows of all ranks alike, so this tells GPU windows apart, which
+// have no numbers.
+uint64_t distance_from_arena(const HtCommon& common, const PeerMap& window) {
+    if (window.table != nullptr) return 0;
+    return static_cast<uint64_t>(window.at(common.rank, 0) - common.peers.at(common.rank, 0));
+}
+
+// Peers may access these tensors, which lie in windows.
+void set_windows(HtDispatchArgs& args, const Tensor& tokens, const std::optional<Tensor>& scales) {
+    args.common.has_windows = true;
+    args.token_windows = *tokens.window;
+    args.common.window_offset = folded_window_offset(tokens.window_place.offset);
+    args.common.window_places = tokens.window_place.hash();
+    args.common.window_rows = args.row_bytes == 0 ? 0 : tokens.window_bytes / args.row_bytes;
+    if (!scales) return;
+    args.scale_windows = *scales->window;
+    args.common.window_places += 3 * scales->window_place.hash();
+    if (args.scale_bytes > 0)
+        args.common.window_rows = std::min(args.common.window_rows, scales->window_bytes / args.scale_bytes);
+}
+
 }  // namespace
 
 void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclEpDispatchOutputs_t* caller_outputs,
@@ -136,55 +157,52 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
     args.out_tokens = target.data;
     args.token_rows = target.num_elements() == 0 ? 0 : target.sizes[0];
 
-    std::optional<PeerMap> scale_window;
-    WindowPlace scale_place;
-    uint64_t scale_window_bytes = 0;
+    std::optional<Tensor> scales;
+    std::optional<Tensor> out_scales;
     if (!with_scales) {
         expect_absent(inputs.scales, "inputs->scales", "with recipe none");
         expect_absent(outputs.scales, "outputs->scales", "with recipe none");
     } else {
-        const Tensor scales = read_tensor(communicator, inputs.scales, "inputs->scales");
-        const Tensor out_scales = read_tensor(communicator, outputs.scales, "outputs->scales");
-        expect_dtype(scales, {ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclUint8});
-        expect_dtype(out_scales, {scales.dtype});
-        expect_shape(scales, {*num_tokens_, kAnySize}, "[rows of topk_idx, scales per token]");
-        expect_shape(out_scales, {target.sizes[0], kAnySize}, "[rows of outputs->tokens, scales per token]");
-        expect_rows_of_granules(scales);
-        expect_rows_of_granules(out_scales);
-        expect_scales_aligned(scales);
-        expect_scales_aligned(out_scales);
-        const size_t scale_bytes = shared_row_bytes(scales, out_scales);
+        scales = read_tensor(communicator, inputs.scales, "inputs->scales");
+        out_scales = read_tensor(communicator, outputs.scales, "outputs->scales");
+        expect_dtype(*scales, {ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclUint8});
+        expect_dtype(*out_scales, {scales->dtype});
+        expect_shape(*scales, {*num_tokens_, kAnySize}, "[rows of topk_idx, scales per token]");
+        expect_shape(*out_scales, {target.sizes[0], kAnySize}, "[rows of outputs->tokens, scales per token]");
+        expect_rows_of_granules(*scales);
+        expect_rows_of_granules(*out_scales);
+        expect_scales_aligned(*scales);
+        expect_scales_aligned(*out_scales);
+        const size_t scale_bytes = shared_row_bytes(*scales, *out_scales);
         require(scale_bytes <= config.max_token_bytes - row_bytes, ncclInvalidArgument,
                 "outputs->tokens has rows of {} bytes and {} bytes of scales, allowed: together at most "
                 "max_token_bytes ({})",
                 row_bytes, scale_bytes, config.max_token_bytes);
         args.scale_bytes = static_cast<uint32_t>(scale_bytes);
         args.common.terms = args.common.terms.with_folded(Term::kScaleUnits, scale_bytes / kRowUnitBytes);
-        require(target.window.has_value() == out_scales.window.has_value() || target.num_elements() == 0,
+        require(target.window.has_value() == out_scales->window.has_value() || target.num_elements() == 0,
                 ncclInvalidArgument,
                 "outputs->tokens and outputs->scales: either both are window-backed or neither, here only {}",
                 target.window ? "outputs->tokens" : "outputs->scales");
-        memory.reads(scales);
-        memory.writes(out_scales);
-        args.scales = scales.data;
-        args.out_scales = out_scales.data;
-        scale_window = out_scales.window;
-        scale_place = out_scales.window_place;
-        scale_window_bytes = out_scales.window_bytes;
+        memory.reads(*scales);
+        memory.writes(*out_scales);
+        args.scales = scales->data;
+        args.out_scales = out_scales->data;
     }
     require(config.zero_copy != NCCL_EP_ZERO_COPY_ON || target.window || target.num_elements() == 0,
             ncclInvalidArgument, "the group's zero_copy is on: expected window-backed outputs->tokens");
-    args.common.has_windows = !is_expert_major() && target.window && (!with_scales || scale_window);
-    if (!args.common.has_windows) return;
-    args.token_windows = *target.window;
-    args.common.window_offset = folded_window_offset(target.window_place.offset);
-    args.common.window_places = target.window_place.hash();
-    args.common.window_rows = row_bytes == 0 ? 0 : target.window_bytes / row_bytes;
-    if (!scale_window) return;
-    args.scale_windows = *scale_window;
-    args.common.window_places += 3 * scale_place.hash();
-    if (args.scale_bytes > 0)
-        args.common.window_rows = std::min(args.common.window_rows, scale_window_bytes / args.scale_bytes);
+    const auto are_in_windows = [&](const Tensor& rows, const std::optional<Tensor>& scales_of_rows) {
+        return rows.window && (!with_scales || scales_of_rows->window);
+    };
+    if (!is_expert_major() && are_in_windows(target, out_scales)) {
+        set_windows(args, target, out_scales);
+    } else if (!config.has_several_teams() && are_in_windows(source, scales)) {
+        HtCommon& c = args.common;
+        set_windows(args, source, scales);
+        c.windows_are_inputs = true;
+        c.window_places += distance_from_arena(c, args.token_windows);
+        if (scales) c.window_places += 3 * distance_from_arena(c, args.scale_windows);
+    }
 }
 
 void HtHandle::read_dispatch_weights(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,

@@ -190,6 +190,9 @@ HtWarpLayout placing_warps(uint32_t channels, uint32_t chunk) {
     return {senders, 1, 8, stages, 0, chunk};
 }
 
+// Receivers read rows where source ranks have them; a sender serves receivers that can't.
+HtWarpLayout pulling_warps(uint32_t chunk) { return {1, 14, 4, 1, 1, chunk}; }
+
 HtWarpLayout with_announcer(HtWarpLayout warp_layout) {
     warp_layout.announcers = 1;
     return warp_layout;
@@ -260,8 +263,8 @@ LaunchShape shape_of(const Group& group, HtCommon& common, const HtWarpLayout& w
     // without such blocks the cost is a few blocks that return at once.
     const uint32_t paired = group.communicator().backend().paired_blocks;
     const uint32_t sms = static_cast<uint32_t>(group.runtime().num_sms());
-    if (is_alone && (!common.has_windows || warp_layout.summers > 0) && common.channels + paired <= sms)
-        common.unused_blocks = paired;
+    const bool writes_in_place = common.has_windows && !common.windows_are_inputs && warp_layout.summers == 0;
+    if (is_alone && !writes_in_place && common.channels + paired <= sms) common.unused_blocks = paired;
     // Bytes that all ranks of the host move, if all have as many tokens.
     const uint64_t moved = uint64_t{common.num_tokens} * common.topk * row_bytes * group.config().num_ranks;
     return {static_cast<int>(common.channels),
@@ -288,8 +291,10 @@ LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     args.gin_rows = gin_slots_of_rows(group, common, uint64_t{args.row_bytes} + args.scale_bytes);
     args.weight_slots = slots_of_weights(common);
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuChunkBytes);
-    args.warp_layout = warp_layout_for(
-        group, common.has_windows ? placing_warps(common.channels, chunk) : sending_warps(common, chunk), 1);
+    const HtWarpLayout warp_layout = common.windows_are_inputs ? pulling_warps(chunk)
+                                     : common.has_windows      ? placing_warps(common.channels, chunk)
+                                                               : sending_warps(common, chunk);
+    args.warp_layout = warp_layout_for(group, warp_layout, 1);
     args.shared = lay_out(group, common, args.warp_layout, args.scale_bytes, "dispatch");
     return shape_of(group, common, args.warp_layout, args.shared, args.row_bytes);
 }

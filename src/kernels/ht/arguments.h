@@ -100,11 +100,12 @@ struct HtCommon {
     Terms terms;  // this rank's; the kernel adds the routing in use
     bool expert_major;
     uint32_t topk;
-    uint32_t num_tokens;     // of this rank
-    uint32_t budget;         // rows (flat) or slots (expert-major) that this rank may receive
-    uint32_t channels;       // of this operation: its blocks
-    uint32_t unused_blocks;  // GPUs: the grid's first ones, which return at once
-    bool has_windows;        // peers may access this rank's tensor; a rank without rows may have none
+    uint32_t num_tokens;      // of this rank
+    uint32_t budget;          // rows (flat) or slots (expert-major) that this rank may receive
+    uint32_t channels;        // of this operation: its blocks
+    uint32_t unused_blocks;   // GPUs: the grid's first ones, which return at once
+    bool has_windows;         // peers may access this rank's tensor; a rank without rows may have none
+    bool windows_are_inputs;  // of a dispatch: they hold its tokens, which receivers read
     // With has_windows: where the tensor begins in its window (folded_window_offset), and a hash of its places in all
     // windows; the same on all such ranks.
     uint64_t window_offset;
@@ -116,8 +117,9 @@ struct HtCommon {
 enum PeerState : uint32_t {
     kAbsent = 0,
     kEntered = 1,
-    kDirect = 2  // entered, and rows between the two ranks are written to (or read from) the tensor directly: in a
-                 // window, or this rank's own
+    kDirect = 2,   // entered, and rows between the two ranks are written to (or read from) the tensor directly: in a
+                   // window, or this rank's own
+    kReadable = 3  // dispatch: entered, and receivers read the peer's tokens (or this rank's own) where they are
 };
 
 // The caller's counters; any may be null.
@@ -254,13 +256,13 @@ struct HtDispatchArgs {
     int64_t* out_topk_idx;  // flat [rows][topk]
     uint64_t token_rows;    // of out_tokens; no row beyond is written
     uint64_t weight_rows;   // of out_weights and out_topk_idx
-    PeerMap token_windows;  // every rank's out_tokens and out_scales, if direct
+    PeerMap token_windows;  // every rank's out_tokens and out_scales, or tokens and scales (windows_are_inputs)
     PeerMap scale_windows;
 
     HtCounters counters;  // the same as of Update
 };
 
-// Expert-major, without windows and masks: tells the experts' kernel which rows are in place (publish.h).
+// Expert-major, without masks: tells the experts' kernel which rows are in place (publish.h).
 struct HtPublishingDispatchArgs : HtDispatchArgs {
     RowBlocks published;
 };

@@ -8,6 +8,7 @@
 #include "kernels/ht/combine_cross.h"
 #include "kernels/ht/combine_weights.h"
 #include "kernels/ht/sum_pipeline.h"
+#include "kernels/ht/windows.h"
 
 namespace crossdock {
 namespace {
@@ -165,26 +166,6 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const Args& args, const Operati
     CROSSDOCK_ROLLED
     for (uint32_t token = own.first + warp; token < own.end; token += warps)
         sum_token<kDType, kWire>(ctx, args, operation, own, token);
-}
-
-// Rows must not be overwritten while peers still read them: each rank says when it has finished. One block, after
-// all others.
-CROSSDOCK_DEVICE void wait_until_all_have_read(const Ctx& ctx, const HtCommon& c, const Operation& operation,
-                                               const uint32_t* states) {
-    const auto word = [&](uint32_t owner, uint32_t writer) { return c.peers.at(owner, c.offsets.finished) + writer; };
-    CROSSDOCK_ROLLED
-    for (uint32_t peer = first_of_team(c) + thread_idx(ctx); peer < end_of_team(c); peer += num_threads(ctx)) {
-        if (states[peer] == kDirect) ctx.store_entered_system(word(peer, c.rank), operation.epoch);
-    }
-    CROSSDOCK_ROLLED
-    for (uint32_t peer = first_of_team(c) + thread_idx(ctx); peer < end_of_team(c); peer += num_threads(ctx)) {
-        if (states[peer] != kDirect || !is_active(ctx, c.scope, peer)) continue;
-        const uint64_t* finished = word(c.rank, peer);
-        wait_for(
-            ctx, c, operation, WaitStep::kFinished, peer, operation.epoch,
-            [&] { return ctx.load_acquire_system(finished); },
-            [&](uint64_t epoch) { return epoch >= operation.epoch; });
-    }
 }
 
 template <DType kDType, HtWire kWire = HtWire::kRows, typename Args>

@@ -5,6 +5,7 @@
 
 #include "kernels/ht/dispatch_cross.h"
 #include "kernels/ht/dispatch_receive.h"
+#include "kernels/ht/windows.h"
 
 namespace crossdock {
 namespace {
@@ -21,9 +22,10 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const Args& args) {
     // The experts' kernel, once all blocks are here: it cannot take their SMs.
     if (kPublishes<Args> && thread_idx(ctx) == 0) ctx.let_next_kernel_start();
     // Own rows pass a ring only where bulk stores cannot write their scales.
-    const bool own_is_direct = kIsElastic<Args> || args.scale_bytes == 0 || RowStage::takes(args.out_scales);
-    if (!wait_all_entered(ctx, c, operation, peer_states(ctx, args.shared), own_is_direct, [](uint32_t, uint64_t) {}))
-        return;
+    const bool own_is_direct =
+        kIsElastic<Args> || c.windows_are_inputs || args.scale_bytes == 0 || RowStage::takes(args.out_scales);
+    uint32_t* const states = peer_states(ctx, args.shared);
+    if (!wait_all_entered(ctx, c, operation, states, own_is_direct, [](uint32_t, uint64_t) {})) return;
     const HtWarpLayout& warp_layout = args.warp_layout;
     const uint32_t warp = ctx.warp_idx();
     if (warp < warp_layout.producers) {
@@ -59,8 +61,11 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const Args& args) {
     }
     PublisherOf<Args>(ctx, args).finish(ctx);
     if (ctx.block_idx() == 0) write_counters(ctx, c, args.counters, c.tables.routing->total);
-    if (c.has_windows) exchange_done(ctx, args, operation);
-    if (c.scope.masking != 0 && is_last_block(ctx, c)) clear_lost_rows(ctx, args);
+    if (c.has_windows && !c.windows_are_inputs) exchange_done(ctx, c, operation, states);
+    if ((c.scope.masking != 0 || c.windows_are_inputs) && is_last_block(ctx, c)) {
+        if (c.windows_are_inputs) wait_until_all_have_read(ctx, c, operation, states);
+        if (c.scope.masking != 0) clear_lost_rows(ctx, args);
+    }
 }
 
 }  // namespace

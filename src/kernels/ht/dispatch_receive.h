@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // High-throughput dispatch, receive half: a warp takes a packet, copies the row to its slots, and returns the credit.
-// For rows that peers store to their slots directly, only routing weights and expert ids are received.
+// It reads rows of ranks whose tokens are in windows where they are, and needs no packet for them. For rows that peers
+// store to their slots directly, only routing weights and expert ids are received.
 #pragma once
 
 #include "device/row_copy.h"
@@ -23,7 +24,7 @@ CROSSDOCK_DEVICE void zero_slots(const Ctx& ctx, const HtDispatchArgs& args, con
     for (uint32_t i = 0; i < num; ++i) zero_slot(ctx, args, slots[i]);
 }
 
-// Copies packets to their slots, in the order of tokens.
+// Copies rows to their slots, in the order of tokens.
 template <typename Args>
 class RowReceiver {
   public:
@@ -36,7 +37,7 @@ class RowReceiver {
           publisher_(ctx, args) {}
 
     CROSSDOCK_DEVICE void run(const Ctx& ctx) {
-        if (are_all_direct(ctx, args_.common, args_.shared)) return;
+        if (!args_.common.windows_are_inputs && are_all_direct(ctx, args_.common, args_.shared)) return;
         CROSSDOCK_ROLLED
         for (const PlannedRow* row = rows_.next(ctx); row != nullptr; row = rows_.next(ctx)) receive(ctx, *row);
         RowStage::wait_stores(ctx);
@@ -50,17 +51,35 @@ class RowReceiver {
         return ring_of(ctx, row).packet(args_.rows, row.packet);
     }
 
+    // The source rank's own tensors, not a packet.
+    CROSSDOCK_DEVICE bool is_read_in_place(const Ctx& ctx, const PlannedRow& row) const {
+        return !kIsElastic<Args> && peer_states(ctx, args_.shared)[row.peer] == kReadable;
+    }
+    CROSSDOCK_DEVICE bool wait_row(const Ctx& ctx, const PlannedRow& row) const {
+        if (!is_read_in_place(ctx, row)) return ring_of(ctx, row).wait_packet(ctx, operation_, args_.rows, row.packet);
+        return row.peer != args_.common.rank || token_of(row) < args_.common.num_tokens;
+    }
+    CROSSDOCK_DEVICE const std::byte* row_of(const Ctx& ctx, const PlannedRow& row) const {
+        if (!is_read_in_place(ctx, row)) return packet_of(ctx, row);
+        return args_.token_windows.at(row.peer, uint64_t{token_of(row)} * args_.row_bytes);
+    }
+    CROSSDOCK_DEVICE const std::byte* scales_of(const Ctx& ctx, const PlannedRow& row) const {
+        if (!is_read_in_place(ctx, row)) return packet_of(ctx, row) + args_.row_bytes;
+        return args_.scale_windows.at(row.peer, uint64_t{token_of(row)} * args_.scale_bytes);
+    }
+    static CROSSDOCK_DEVICE uint32_t token_of(const PlannedRow& row) { return row.chunk * kChunkTokens + row.bit; }
+
     // From its packet if that arrives, else zeros; elastic operations fail without it, and leave the slots alone.
     CROSSDOCK_DEVICE void receive(const Ctx& ctx, const PlannedRow& row) {
         const uint32_t* slots = rows_.slots(row);
-        const bool is_here = is_leader(ctx) && ring_of(ctx, row).wait_packet(ctx, operation_, args_.rows, row.packet);
+        const bool is_here = is_leader(ctx) && wait_row(ctx, row);
         if (ctx.warp_broadcast(is_here ? 1u : 0u) == 0) {
             if constexpr (!kIsElastic<Args>) zero_slots(ctx, args_, slots, row.num_slots);
             publisher_.publish(ctx, slots, row.num_slots, false);
             return ctx.warp_sync();
         }
         if (!kIsElastic<Args> && args_.scale_bytes > 0) {
-            copy_scales(ctx, packet_of(ctx, row) + args_.row_bytes, args_.scale_bytes, row.num_slots,
+            copy_scales(ctx, scales_of(ctx, row), args_.scale_bytes, row.num_slots,
                         [&](uint32_t i) { return args_.out_scales + uint64_t{slots[i]} * args_.scale_bytes; });
         }
         const auto slot = [&](uint32_t i) { return args_.out_tokens + uint64_t{slots[i]} * args_.row_bytes; };
@@ -70,14 +89,14 @@ class RowReceiver {
         } else if (args_.warp_layout.consumer_stages > 0) {
             if (const RowStage::Lead lead{ctx}) copy_staged(ctx, row, slot);
         } else {
-            copy_row(ctx, packet_of(ctx, row), args_.row_bytes, row.num_slots, slot);
+            copy_row(ctx, row_of(ctx, row), args_.row_bytes, row.num_slots, slot);
         }
         wait_row_copies(ctx);
-        if (is_leader(ctx)) ring_of(ctx, row).give_credit(ctx, operation_, args_.rows, row.packet);
+        if (is_leader(ctx) && !is_read_in_place(ctx, row))
+            ring_of(ctx, row).give_credit(ctx, operation_, args_.rows, row.packet);
         publisher_.publish(ctx, slots, row.num_slots, is_leader(ctx));
         if constexpr (kIsElastic<Args>) {
-            place_words(ctx, args_, row.peer, row.chunk * kChunkTokens + row.bit, row.number, words, slots,
-                        row.num_slots);
+            place_words(ctx, args_, row.peer, token_of(row), row.number, words, slots, row.num_slots);
         }
         ctx.warp_sync();
     }
@@ -86,13 +105,14 @@ class RowReceiver {
     template <typename Slot>
     CROSSDOCK_DEVICE void copy_staged(const Ctx& ctx, const PlannedRow& row, Slot slot) {
         const RowStage stage = stage_of_warp(ctx, args_.warp_layout, args_.shared, 0);
+        const std::byte* const source = row_of(ctx, row);
         ctx.fence_async_copies();  // the flag was read by an ordinary load, the row is read by an asynchronous copy
         CROSSDOCK_ROLLED
         for (uint32_t first = 0; first < args_.row_bytes; first += args_.warp_layout.chunk_bytes) {
             const uint32_t left = args_.row_bytes - first;
             const uint32_t bytes = left < args_.warp_layout.chunk_bytes ? left : args_.warp_layout.chunk_bytes;
             stage.wait_reusable(ctx);
-            stage.load(ctx, packet_of(ctx, row) + first, bytes);
+            stage.load(ctx, source + first, bytes);
             stage.wait_loaded(ctx, round_++);
             CROSSDOCK_ROLLED
             for (uint32_t i = 0; i < row.num_slots; ++i) stage.store(ctx, slot(i) + first, 0, bytes);
@@ -185,33 +205,6 @@ CROSSDOCK_DEVICE_RARE void clear_lost_rows(const Ctx& ctx, const HtDispatchArgs&
             if (args.with_weights && is_leader(ctx)) store_routing(args, source, chunk, bit, row.number, nullptr);
             ctx.warp_sync();
         }
-    }
-}
-
-// ---- rows that peers store themselves ----
-
-CROSSDOCK_DEVICE uint64_t* done_word(const Ctx& ctx, const HtCommon& c, uint32_t owner, uint32_t writer) {
-    return c.peers.at(owner, c.offsets.done) + (uint64_t{writer} * c.arena.channels + ctx.block_idx());
-}
-
-// The whole block, after its warps' last stores (not all, if the group has failed). Afterwards all rows of this channel
-// are in their slots, here and at the peers.
-CROSSDOCK_DEVICE void exchange_done(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation) {
-    const HtCommon& c = args.common;
-    const uint32_t* states = peer_states(ctx, args.shared);
-    ctx.block_sync();
-    CROSSDOCK_ROLLED
-    for (uint32_t peer = first_of_team(c) + thread_idx(ctx); peer < end_of_team(c); peer += num_threads(ctx)) {
-        if (states[peer] == kDirect && !has_failed(ctx, c.scope))
-            ctx.store_release_system(done_word(ctx, c, peer, c.rank), operation.epoch);
-    }
-    CROSSDOCK_ROLLED
-    for (uint32_t peer = first_of_team(c) + thread_idx(ctx); peer < end_of_team(c); peer += num_threads(ctx)) {
-        if (states[peer] != kDirect || !is_active(ctx, c.scope, peer)) continue;
-        const uint64_t* done = done_word(ctx, c, c.rank, peer);
-        wait_for(
-            ctx, c, operation, WaitStep::kRow, peer, operation.epoch, [&] { return ctx.load_acquire_system(done); },
-            [&](uint64_t epoch) { return epoch >= operation.epoch; });
     }
 }
 

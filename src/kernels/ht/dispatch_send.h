@@ -59,6 +59,7 @@ class RowSender {
         const uint32_t routed = args.common.tables.routing->num_tokens;
         end_ = routed < args.common.num_tokens ? routed : args.common.num_tokens;
         if (!claims_ && share_.end < end_) end_ = share_.end;
+        if (claims_ && args.common.windows_are_inputs) end_ = 0;  // receivers read all rows
     }
 
     // With a second stage, a row is loaded while the previous one is sent.
@@ -198,12 +199,14 @@ class RowSender {
         const HtCommon& c = args_.common;
         const uint32_t peer = peer_of(ctx, step);
         Target target{};
-        if (peer >= end_of_team(c) || peer_states(ctx, args_.shared)[peer] == kAbsent) return target;
+        if (peer >= end_of_team(c)) return target;
+        const uint32_t state = peer_states(ctx, args_.shared)[peer];
+        if (state == kAbsent || state == kReadable) return target;
         const SentRow sent = sent_row(c, peer, step.token, share_);
         const uint32_t number = c.tables.bases[peer] + sent.number;
         if (!sent.exists || !travels(c, number)) return target;
         count_rows(ctx, c.reach, peer, 1, uint64_t{args_.row_bytes} + args_.scale_bytes);
-        target.is_direct = peer_states(ctx, args_.shared)[peer] == kDirect;
+        target.is_direct = state == kDirect;
         target.is_own = target.is_direct && peer == c.rank;
         target.packet = sent.packet;
         target.number = number;

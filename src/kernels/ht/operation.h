@@ -23,11 +23,15 @@ CROSSDOCK_DEVICE HtBlockHead* ht_block_head(const Ctx& ctx) {
     return reinterpret_cast<HtBlockHead*>(ctx.shared_memory());
 }
 
-// Whether this rank's tensors are in windows, and a hash of where there.
+// What a peer with windows of the same kind is to this rank.
+CROSSDOCK_DEVICE PeerState state_in_windows(const HtCommon& c) { return c.windows_are_inputs ? kReadable : kDirect; }
+
+// Whether and which of this rank's tensors are in windows, and a hash of where there.
 inline constexpr uint32_t kStateBits = 2;
 CROSSDOCK_DEVICE uint64_t entered_payload(const HtCommon& c) {
     if (!c.has_windows) return kEntered;
-    return hash_of(c.window_places, static_cast<uint32_t>(kPayloadBits) - kStateBits) << kStateBits | kDirect;
+    const uint64_t places = hash_of(c.window_places, static_cast<uint32_t>(kPayloadBits) - kStateBits);
+    return places << kStateBits | state_in_windows(c);
 }
 
 // What an LSA peer learns beside the terms: of an update how many tokens this rank has, of others where its window
@@ -114,8 +118,21 @@ CROSSDOCK_DEVICE uint32_t rows_of_route(const HtCommon& c, uint32_t route, uint3
     return t.rail_firsts[at + num_chunks(t.source_tokens[rail_peer(c, team)])];
 }
 
-// Both ends have windows. They must lie alike, and rows for which the peer has told the places must be inside, or none
-// is written or read there. window_offset: the peer's.
+// Where the rows end that this rank reads or writes in a peer's window.
+CROSSDOCK_DEVICE uint64_t end_in_window(const HtCommon& c, uint32_t peer) {
+    if (c.windows_are_inputs) return c.tables.source_tokens[peer];
+    uint64_t end = 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t route = peer - first_of_team(c); route < c.arena.num_ranks; route += team_size(c)) {
+        const uint32_t rows = rows_of_route(c, route, c.tables.routing->num_tokens);
+        const uint64_t route_end = rows == 0 ? 0 : uint64_t{c.tables.bases[route]} + rows;
+        end = route_end > end ? route_end : end;
+    }
+    return end < c.budget ? end : c.budget;
+}
+
+// Both ends have windows of the same kind. They must lie alike, and hold all rows that this rank reads or writes there.
+// window_offset: the peer's.
 CROSSDOCK_DEVICE bool may_reach_window(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t peer,
                                        uint64_t payload, uint64_t window_offset) {
     if (payload != entered_payload(c)) {
@@ -126,14 +143,7 @@ CROSSDOCK_DEVICE bool may_reach_window(const Ctx& ctx, const HtCommon& c, const 
         leave_peer(ctx, c, operation, peer, FailureReport{true, true, c.rank, peer}.pack());
         return false;
     }
-    uint64_t end = 0;
-    CROSSDOCK_ROLLED
-    for (uint32_t route = peer - first_of_team(c); route < c.arena.num_ranks; route += team_size(c)) {
-        const uint32_t rows = rows_of_route(c, route, c.tables.routing->num_tokens);
-        const uint64_t route_end = rows == 0 ? 0 : uint64_t{c.tables.bases[route]} + rows;
-        end = route_end > end ? route_end : end;
-    }
-    if (end > c.budget) end = c.budget;
+    const uint64_t end = end_in_window(c, peer);
     if (end <= c.window_rows) return true;
     refuse_number(ctx, c, operation, PeerNumber::kEndInWindow, peer, c.window_rows, end);
     return false;
@@ -158,12 +168,14 @@ CROSSDOCK_DEVICE uint32_t wait_entered(const Ctx& ctx, const HtCommon& c, const 
         },
         [&](uint64_t epoch) { return epoch == operation.epoch; });
     if (!came || had_failed) return kAbsent;
-    if (peer == c.rank) return own_is_direct ? kDirect : kEntered;
+    if (peer == c.rank) return own_is_direct ? state_in_windows(c) : kEntered;
     if (!agrees(ctx, c, operation, peer, {terms.payload})) return kAbsent;
     told = word_payload(terms.tag);
-    const bool is_direct = c.has_windows && (word_payload(seen) & ((1u << kStateBits) - 1)) == kDirect;
-    if (!is_direct) return kEntered;
-    return may_reach_window(ctx, c, operation, peer, word_payload(seen), told) ? kDirect : kAbsent;
+    const bool are_of_a_kind = c.has_windows && (word_payload(seen) & ((1u << kStateBits) - 1)) == state_in_windows(c);
+    // Inputs may lie anywhere: those of two ranks that do not lie alike pass rings.
+    const bool pass_rings = c.windows_are_inputs && word_payload(seen) != entered_payload(c);
+    if (!are_of_a_kind || pass_rings) return kEntered;
+    return may_reach_window(ctx, c, operation, peer, word_payload(seen), told) ? state_in_windows(c) : kAbsent;
 }
 
 // Waits for a signal of a GIN peer. The calling lane.

@@ -24,8 +24,10 @@ constexpr Path kPaths[] = {
     {kCombineInput, NCCL_EP_ZERO_COPY_OFF, Naming::kWindowAndData},
     {kOutputs | kCombineInput, NCCL_EP_ZERO_COPY_OFF, Naming::kWindowOnly},
     {kOutputs | kCombineInput, NCCL_EP_ZERO_COPY_ON, Naming::kWindowOnly},
-    {kOutputs | kCombineInput | kOtherTensors, NCCL_EP_ZERO_COPY_ON, Naming::kWindowAndData},
-    {kOutputs | kCombineInput | kOtherTensors, NCCL_EP_ZERO_COPY_AUTO, Naming::kWindowOnly},
+    {kInputs, NCCL_EP_ZERO_COPY_AUTO, Naming::kWindowOnly},
+    {kInputs | kCombineInput, NCCL_EP_ZERO_COPY_OFF, Naming::kWindowAndData},
+    {kOutputs | kCombineInput | kInputs | kOtherTensors, NCCL_EP_ZERO_COPY_ON, Naming::kWindowAndData},
+    {kOutputs | kCombineInput | kInputs | kOtherTensors, NCCL_EP_ZERO_COPY_AUTO, Naming::kWindowOnly},
 };
 
 TEST(HtWindow, EveryPathGivesTheSameBits) {
@@ -63,22 +65,26 @@ TEST(HtWindow, EveryPathGivesTheSameBits) {
     });
 }
 
-// Windows are each rank's own affair: where the sender has none, or the receiver, rows take the other path.
+// Windows are each rank's own affair: where the sender has none, or the receiver, rows take the other path. So do rows
+// between a rank with its inputs in windows and one with its outputs, and those of inputs that do not lie alike.
 TEST(HtWindow, RanksMayDiffer) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+    struct Windows {
+        unsigned of_even_ranks, of_odd_ranks;
+    };
+    constexpr Windows kDifferent[] = {
+        {kOutputs, 0}, {kCombineInput, 0}, {kInputs, 0}, {kInputs, kOutputs}, {kInputs, kInputs | kOtherTensors}};
+    on_each_backend(kEveryBackend, [&](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
-            for (const bool outputs : {false, true}) {
+            for (const Windows& windows : kDifferent) {
                 expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                     const Problem problem = plain_problem(context.num_ranks(), layout, 12, kHighThroughput);
                     ScopedArena arena(context, kHtWindowBytes);
                     {
                         Group group(context, problem);
-                        const bool has_window = context.rank() % 2 == 0;
-                        Layer layer(context, group.get(), problem,
-                                    {.arena = arena.get(),
-                                     .windows = !has_window ? 0
-                                                : outputs   ? kOutputs
-                                                            : kCombineInput});
+                        const bool is_even = context.rank() % 2 == 0;
+                        Layer layer(
+                            context, group.get(), problem,
+                            {.arena = arena.get(), .windows = is_even ? windows.of_even_ranks : windows.of_odd_ranks});
                         for (uint64_t step = 0; step < 4; ++step) {
                             layer.round_trip();
                             layer.route(rerouted(problem, 120 + step));

@@ -69,14 +69,14 @@ void Layer::make_buffers() {
     const size_t metadata_rows = limit + std::max(options_.extra_metadata_rows, options_.extra_rows);
     const size_t weights_bytes = static_cast<size_t>(reference::num_weights(problem_)) * sizeof(float);
     ids_ = make_buffer(max_tokens * topk() * sizeof(int64_t), kOtherTensors);  // an update may bring another width
-    tokens_ = make_buffer(max_tokens * problem_.token_row_bytes(), kOtherTensors);
+    tokens_ = make_buffer(max_tokens * problem_.token_row_bytes(), kInputs);
     weights_ = make_buffer(max_tokens * topk() * sizeof(float), kOtherTensors);
     received_ = make_buffer(rows * problem_.received_row_bytes(), kOutputs);
     if (problem_.has_scales()) {
         const size_t shift = options_.odd_scales ? problem_.scale_row_bytes() / problem_.num_scales : 0;
         received_scales_ = make_buffer(rows * problem_.scale_row_bytes(), kOutputs, shift);
         if (problem_.recipe == NCCL_EP_DISP_QUANT_FWD)
-            scales_ = make_buffer(max_tokens * problem_.scale_row_bytes(), kOtherTensors, shift);
+            scales_ = make_buffer(max_tokens * problem_.scale_row_bytes(), kInputs, shift);
     }
     const bool fits = problem_.received_type() == problem_.combine_type && problem_.hidden == problem_.combine_hidden;
     if (!options_.in_place || !fits) combine_input_ = make_buffer(rows * problem_.combine_row_bytes(), kCombineInput);

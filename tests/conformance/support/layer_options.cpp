@@ -37,7 +37,9 @@ LayerOptions random_options(uint64_t seed, ncclEpAlgorithm_t algorithm, WindowAr
     options.arena = arena;
     options.naming = random.pick({Naming::kWindowOnly, Naming::kWindowAndData});
     const bool outputs = random.chance(70), combine_input = random.chance(70), others = random.chance(30);
-    options.windows = (outputs ? kOutputs : 0) | (combine_input ? kCombineInput : 0) | (others ? kOtherTensors : 0);
+    const bool inputs = random.chance(60);
+    options.windows = (outputs ? kOutputs : 0) | (combine_input ? kCombineInput : 0) | (inputs ? kInputs : 0) |
+                      (others ? kOtherTensors : 0);
     return options;
 }
 

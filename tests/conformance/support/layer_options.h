@@ -12,12 +12,13 @@ namespace crossdock::testing {
 // Tensors of a layer that may lie in windows.
 constexpr unsigned kOutputs = 1;       // dispatch's tokens and scales
 constexpr unsigned kCombineInput = 2;  // its tokens
-constexpr unsigned kOtherTensors = 4;
+constexpr unsigned kInputs = 4;        // dispatch's tokens and scales
+constexpr unsigned kOtherTensors = 8;
 
 struct LayerOptions {
     WindowArena* arena = nullptr;  // where windows are cut from; without it, tensors have memory of their own
     Naming naming = Naming::kWindowOnly;
-    unsigned windows = kOutputs | kCombineInput | kOtherTensors;  // what lies in the arena
+    unsigned windows = kOutputs | kCombineInput | kInputs | kOtherTensors;  // what lies in the arena
 
     bool create_in_one_call = false;  // ncclEpCreateHandle
     bool open_topk = false;           // ncclEpInitHandle without K
