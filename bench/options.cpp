@@ -24,6 +24,7 @@ struct Words {
     std::string combine_recipe = "none";
     std::string dtype = "bf16";
     std::string sums;
+    std::optional<int> graph_operations;
 };
 
 constexpr int kMaxLowLatencyTokens = 8192;
@@ -166,6 +167,13 @@ std::string find_contradiction(const Options& options, const Words& words, bool 
     if (options.backend == Backend::kCuda && tools::num_cuda_devices() == 0) {
         return "--backend: cuda is not possible: " + tools::why_no_cuda();
     }
+    if (words.graph_operations && !is_cuda(options.backend)) {
+        return "--graph-operations: goes with --backend cuda only; CPU ranks have no graphs";
+    }
+    if (!options.rendezvous_path.empty() && !options.launched) {
+        return "--rendezvous: goes with a launcher only (mpirun, srun, torchrun); without one, ranks meet by "
+               "themselves";
+    }
     if ((options.kernels || options.overlap) && !is_cuda(options.backend)) {
         return fmt::format("--{}: goes with --backend cuda only", options.kernels ? "kernels" : "overlap");
     }
@@ -247,7 +255,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     app.add_option("--skew", options.skew_us, "delay of the last rank's start after the first one's, us (0)")
         ->check(tools::number_range(0, 1e6))
         ->type_name("US");
-    app.add_flag("--windows", options.windows, "outputs and expert rows are in windows (zero copy)");
+    app.add_flag("--windows", options.windows, "outputs and expert rows are in windows, in HT inputs, too (zero copy)");
     app.add_option("--sums", words.sums,
                    "em: combine sums at the source rank (exact; ht: in an invariant group) or first at the sender "
                    "(sender); default: ll exact, ht sender")
@@ -268,7 +276,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     CLI::Option* warmups =
         app.add_option("--warmup", options.num_warmups, "untimed iterations before them (ll: 10; ht: 5)")
             ->check(integer_range(0, 1000000));
-    app.add_option("--graph-operations", options.graph_operations, "--backend cuda: most operations per graph (20)")
+    app.add_option("--graph-operations", words.graph_operations, "--backend cuda: most operations per graph (20)")
         ->check(integer_range(1, 1000));
     app.add_flag("--validate", options.validate, "compare with plain loops before timing");
     app.add_flag("--kernels", options.kernels, "--backend cuda: also time the kernels, by CUPTI");
@@ -305,6 +313,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         options.num_iterations = *iterations ? options.num_iterations : 30;
         options.num_warmups = *warmups ? options.num_warmups : 5;
     }
+    options.graph_operations = words.graph_operations.value_or(options.graph_operations);
     options.recipe = row_named(kDispatchRecipes, words.recipe).value;
     options.combine_recipe = row_named(kCombineRecipes, words.combine_recipe).value;
     options.dtype = row_named(kDataTypes, words.dtype).value;

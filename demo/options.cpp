@@ -38,8 +38,9 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         ->check(integer_range(1, 64));
     app.add_option("--backend", backend, "how ranks run (processes). " + backend_meanings(backends))
         ->check(tools::one_of(backend_names(backends)));
-    app.add_option("--schedule-seed", options.schedule_seed, "simulation: decides who runs when (0)")
-        ->check(integer_range(0, INT64_MAX));
+    CLI::Option* schedule_option =
+        app.add_option("--schedule-seed", options.schedule_seed, "simulation: decides who runs when (0)")
+            ->check(integer_range(0, INT64_MAX));
     app.add_option("--json", options.json_path, "also write the report as JSON to FILE")->check(tools::writable_file());
     app.add_option("--tokens", options.tokens_per_rank,
                    "tokens per rank and step, at most (ll: 128; ht: the whole text)")
@@ -93,6 +94,9 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         return tools::refuse(app, fmt::format("--hidden: {} is not a multiple of 8 from 8 to 32768", layer.hidden));
     }
     options.backend = backend_named(backend, backends).value_or(Backend::kProcesses);
+    if (*schedule_option && options.backend != Backend::kSimulation) {
+        return tools::refuse(app, "--schedule-seed: goes with --backend simulation only");
+    }
     if (options.backend == Backend::kCuda && tools::num_cuda_devices() == 0) {
         return tools::refuse(app, "--backend: cuda is not possible: " + tools::why_no_cuda());
     }
