@@ -31,15 +31,6 @@ class WrongCall(InvalidUsage, AssertionError):
     """The arguments are valid, but not in this state; a RuntimeError and an AssertionError."""
 
 
-# A message with values in it is a function, so that valid calls do not format it.
-Message = str | Callable[[], str]
-
-
-def require(holds: bool, message: Message) -> None:
-    if not holds:
-        raise WrongArgument(message if isinstance(message, str) else message())
-
-
 def refuse(message: str) -> NoReturn:
     raise WrongArgument(message)
 
@@ -48,9 +39,15 @@ def refuse_state(message: str) -> NoReturn:
     raise WrongCall(message)
 
 
-def require_state(holds: bool, message: Message) -> None:
+def require(holds: bool, message: str) -> None:
+    """For messages without values; with values: if not ...: refuse(f"...")."""
     if not holds:
-        raise WrongCall(message if isinstance(message, str) else message())
+        refuse(message)
+
+
+def require_state(holds: bool, message: str) -> None:
+    if not holds:
+        refuse_state(message)
 
 
 def translated(error: Error) -> Error:
@@ -87,7 +84,8 @@ def check_count(name: str, value: object, least: int, allowed: str = "", most: i
     if not is_whole(value, least):
         kind = "" if isinstance(value, (int, numbers.Integral)) else "whole numbers, "
         refuse(f"{name} is {value!r}, allowed: {kind}{allowed or f'{least} and more'}")
-    require(is_whole(value, least, most), lambda: f"{name} is {value!r}, allowed: at most {most}")
+    if not is_whole(value, least, most):
+        refuse(f"{name} is {value!r}, allowed: at most {most}")
 
 
 def check_counts(least: int, **values: object) -> None:
@@ -131,23 +129,23 @@ def check_tensor(
         types = f" of {' or '.join(map(str, dtypes))}" if dtypes else ""
         refuse(f"{name} is {describe(value)}, expected {kind}{types}{note}")
     fault = fault_of_memory(value)
-    require(fault is None, lambda: f"{name} {fault}")
+    if fault is not None:
+        refuse(f"{name} {fault}")
 
 
 @once_per_form
 def check_topk_idx(topk_idx: Any, num_experts: int, num_ranks: int, device: torch.device | None = None) -> None:
     """All but the values."""
     check_count("num_experts", num_experts, 1)
-    require(
-        num_experts % num_ranks == 0,
-        lambda: f"num_experts is {num_experts}, allowed: positive multiples of the {num_ranks} ranks",
-    )
+    if num_experts % num_ranks != 0:
+        refuse(f"num_experts is {num_experts}, allowed: positive multiples of the {num_ranks} ranks")
     most = MOST_EXPERTS * num_ranks
-    require(num_experts <= most, lambda: f"num_experts is {num_experts}, allowed: at most {most} for {num_ranks} ranks")
+    if num_experts > most:
+        refuse(f"num_experts is {num_experts}, allowed: at most {most} for {num_ranks} ranks")
     check_tensor("topk_idx", topk_idx, ("tokens", "top-k"), ID_TYPES, device)
     widest = min(MOST_COLUMNS, num_experts)
-    fits = 1 <= topk_idx.shape[1] <= widest
-    require(fits, lambda: f"topk_idx is {describe(topk_idx)}, allowed: 1..{widest} columns (num_experts {num_experts})")
+    if not 1 <= topk_idx.shape[1] <= widest:
+        refuse(f"topk_idx is {describe(topk_idx)}, allowed: 1..{widest} columns (num_experts {num_experts})")
 
 
 def check_values(topk_idx: torch.Tensor, num_experts: int) -> None:
@@ -161,15 +159,16 @@ def check_values(topk_idx: torch.Tensor, num_experts: int) -> None:
 def check_x(values: Any, scales: Any) -> None:
     """x of a dispatch, with its scales or None."""
     check_tensor("x", values, ("tokens", "hidden"), (), dense=True)
-    require(not values.is_quantized, lambda: f"x is {describe(values)}, a quantised type of torch: pass its int_repr()")
-    fits = values.element_size() <= 4 and values.shape[1] >= 1
-    require(fits, lambda: f"x is {describe(values)}, allowed: elements of 1, 2 or 4 bytes, at least one in a row")
+    if values.is_quantized:
+        refuse(f"x is {describe(values)}, a quantised type of torch: pass its int_repr()")
+    if values.element_size() > 4 or values.shape[1] < 1:
+        refuse(f"x is {describe(values)}, allowed: elements of 1, 2 or 4 bytes, at least one in a row")
     if scales is not None:
         sizes = (values.shape[0], "scales per token")
         check_tensor("the tensor of scales", scales, sizes, (), values.device)
-        fits = scales.element_size() == 4 and scales.shape[1] >= 1
-        kind = f"[{sizes[0]}, scales per token] of 4-byte elements"
-        require(fits, lambda: f"the scales of x are {describe(scales)}, expected {kind}")
+        if scales.element_size() != 4 or scales.shape[1] < 1:
+            kind = f"[{sizes[0]}, scales per token] of 4-byte elements"
+            refuse(f"the scales of x are {describe(scales)}, expected {kind}")
 
 
 def check_routing(
@@ -177,8 +176,8 @@ def check_routing(
 ) -> None:
     """What goes with the rows of x, all but the values; weights and statistics may be None."""
     check_topk_idx(topk_idx, num_experts, num_ranks, values.device)
-    same = topk_idx.shape[0] == values.shape[0]
-    require(same, lambda: f"x has {values.shape[0]} rows, expected those of topk_idx: {topk_idx.shape[0]}")
+    if topk_idx.shape[0] != values.shape[0]:
+        refuse(f"x has {values.shape[0]} rows, expected those of topk_idx: {topk_idx.shape[0]}")
     check_beside(topk_idx, topk_weights, statistics, num_experts // num_ranks)
 
 
@@ -215,8 +214,8 @@ def check_normal(
             refuse(f"{name} is None, expected what get_dispatch_layout returned (or a handle)")
         check_tensor(name, tensor, sizes, dtypes, device)
     num = len(per_expert)
-    fits = num > 0 and num % num_ranks == 0
-    require(fits, lambda: f"num_tokens_per_expert has {num} numbers, expected a positive multiple of {num_ranks}")
+    if num == 0 or num % num_ranks != 0:
+        refuse(f"num_tokens_per_expert has {num} numbers, expected a positive multiple of {num_ranks}")
     both = (topk_idx is None) == (topk_weights is None)
     require(both, "one of topk_idx and topk_weights is None, allowed: both or none")
     if topk_idx is not None:
@@ -232,7 +231,8 @@ def check_combine(
     """Rows that return along a lease; types: of x."""
     device = lease.topk_idx.device
     check_tensor("x", x, (lease.num_rows, ".."), types, device, True, ", the rows that dispatch returned")
-    require(x.shape[1] >= 1, lambda: f"x is {describe(x)}, expected at least one column")
+    if x.shape[1] < 1:
+        refuse(f"x is {describe(x)}, expected at least one column")
     for bias in biases:
         if bias is not None:
             check_tensor("bias", bias, (lease.num_tokens, x.shape[1]), (x.dtype,), device)
@@ -253,8 +253,8 @@ def biases_of(bias: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     if bias is None:
         return None, None
     given = tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
-    fits = len(given) <= 2 and all(isinstance(one, torch.Tensor) for one in given)
-    kinds = ", ".join(type(one).__name__ for one in given)
-    require(fits, lambda: f"bias is of type {kinds}, allowed: None, a tensor, or two of them")
+    if len(given) > 2 or not all(isinstance(one, torch.Tensor) for one in given):
+        kinds = ", ".join(type(one).__name__ for one in given)
+        refuse(f"bias is of type {kinds}, allowed: None, a tensor, or two of them")
     first, second, *_ = (*given, None, None)
     return first, second

@@ -6,7 +6,7 @@ Crossdock sizes its own memory, so these are hints for callers, which compare si
 
 from __future__ import annotations
 
-from crossdock.deep_ep.checks import check_counts, require
+from crossdock.deep_ep.checks import check_counts, refuse
 
 SIZE_UNIT = 128
 MOST_SMS = 1 << 16  # more than any device has
@@ -58,8 +58,8 @@ class Config:
 def sms_of(config: Config | None, usual: int) -> int:
     """num_sms of a call's config, or the usual one."""
     if config is not None:
-        fits = isinstance(config, Config)
-        require(fits, lambda: f"config is of type {type(config).__name__}, expected a Config or None")
+        if not isinstance(config, Config):
+            refuse(f"config is of type {type(config).__name__}, expected a Config or None")
         usual = config._num_sms
     return int(min(usual, MOST_SMS))
 

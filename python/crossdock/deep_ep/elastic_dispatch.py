@@ -77,13 +77,13 @@ class Elastic(ElasticGroups):
         require(num_experts is not None, "num_experts is None, expected a number (or a handle)")
         check_routing(topk_idx, topk_weights, statistics, x, num_experts, self.ranks.size)
         alignment = 1 if expert_alignment is None else expert_alignment
-        fits = is_whole(alignment, 1, INT32_MAX)
-        require(fits, lambda: f"expert_alignment is {alignment!r}, allowed: 1..{INT32_MAX}")
+        if not is_whole(alignment, 1, INT32_MAX):
+            refuse(f"expert_alignment is {alignment!r}, allowed: 1..{INT32_MAX}")
         check_count("num_max_tokens_per_rank", most, 0, most=INT32_MAX)
         require(is_exact or most > 0, "num_max_tokens_per_rank is 0, allowed without CPU sync: 1 and more")
         num_tokens = x.shape[0]
-        fits = most == 0 or num_tokens <= most
-        require(fits, lambda: f"x has {num_tokens} rows, allowed: at most num_max_tokens_per_rank ({most})")
+        if 0 < most < num_tokens:
+            refuse(f"x has {num_tokens} rows, allowed: at most num_max_tokens_per_rank ({most})")
 
         kind, bound = ("with CPU sync", 0) if is_exact else ("without CPU sync", most)
         form = kind, x, scales, num_experts, topk_idx.shape[1], topk_weights, ("num_max_tokens_per_rank", bound)

@@ -84,7 +84,8 @@ class Signals(NamedTuple):
     def of(cls, comp_signal: Any, block_m: Any, threshold: Any, src_signals: Any, value: Any, num_sms: Any) -> Signals:
         """Either set of SGLang's arguments: counters of blocks, with block_m and threshold, or of experts."""
         given = (comp_signal is not None) + (src_signals is not None)
-        require(given == 1, f"overlap is True with {given} of comp_signal and src_signals, expected one of them")
+        if given != 1:
+            refuse(f"overlap is True with {given} of comp_signal and src_signals, expected one of them")
         sms = 0 if num_sms is None else num_sms
         check_count("num_sms", sms, 0, most=INT32_MAX)
         if src_signals is None:
@@ -100,9 +101,9 @@ class Signals(NamedTuple):
         least = experts * -(-slots // self.block_rows)
         is_counters = isinstance(self.counters, torch.Tensor) and self.counters.dtype in (torch.int32, torch.uint32)
         fits = is_counters and self.counters.is_contiguous() and self.counters.numel() >= least
-        expected = f"a contiguous int32 or uint32 tensor with at least {least} elements on {device}"
-        is_right = fits and self.counters.device == device
-        require(is_right, lambda: f"{self.name} is {describe(self.counters)}, expected {expected}")
+        if not fits or self.counters.device != device:
+            expected = f"a contiguous int32 or uint32 tensor with at least {least} elements on {device}"
+            refuse(f"{self.name} is {describe(self.counters)}, expected {expected}")
         handle.set_sms(self.num_sms)
         handle.set_overlap(
             done=self.counters.view(torch.int32).view(-1), block_rows=min(self.block_rows, slots), done_value=self.value
@@ -293,15 +294,13 @@ class LowLatency:
         require(topk_idx.is_contiguous(), "topk_idx is not contiguous, expected here: pass topk_idx.contiguous()")
         max_tokens, num_experts = int(max_tokens), int(num_experts)  # NumPy's are numbers, too
         (num_tokens, hidden), topk, device, size = x.shape, topk_idx.shape[1], x.device, self.ranks.size
-        of_ids = topk_idx.shape[0]
-        require(num_tokens == of_ids, lambda: f"x has {num_tokens} rows, topk_idx {of_ids}: expected the same")
-        require(
-            num_tokens <= max_tokens,
-            lambda: f"x has {num_tokens} rows, allowed: at most num_max_dispatch_tokens_per_rank ({max_tokens})",
-        )
+        if num_tokens != topk_idx.shape[0]:
+            refuse(f"x has {num_tokens} rows, topk_idx {topk_idx.shape[0]}: expected the same")
+        if num_tokens > max_tokens:
+            refuse(f"x has {num_tokens} rows, allowed: at most num_max_dispatch_tokens_per_rank ({max_tokens})")
         unit = 4 * BLOCK if use_ue8m0 else BLOCK if use_fp8 else 8
-        fits = hidden >= unit and hidden % unit == 0
-        require(fits, lambda: f"x has {hidden} columns, allowed here: multiples of {unit}")
+        if hidden == 0 or hidden % unit != 0:
+            refuse(f"x has {hidden} columns, allowed here: multiples of {unit}")
         require(not use_ue8m0 or round_scale, "use_ue8m0 is True and round_scale False, allowed: both True")
         require(not use_ue8m0 or use_fp8, "use_ue8m0 is True and use_fp8 False, allowed: both True")
         if statistics is not None:
@@ -370,7 +369,8 @@ class LowLatency:
             buffer = round_trip.combine_buffer
             message = "zero_copy is True, but get_next_low_latency_combine_buffer was not called for this handle"
             require_state(buffer is not None, message)
-            require(x.shape == buffer.shape, lambda: f"x is {describe(x)}, expected as the combine buffer")
+            if x.shape != buffer.shape:
+                refuse(f"x is {describe(x)}, expected as the combine buffer")
             x = buffer
         if form.combines.find(x, *given) is None:
             _check_combine(round_trip, x, *given, self.ranks.size)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from crossdock import nccl
 from crossdock._core import Communicator, Group
-from crossdock.deep_ep.checks import require, require_state, translated
+from crossdock.deep_ep.checks import refuse, refuse_state, require, translated
 from crossdock.errors import InvalidUsage
 from crossdock.torch.communicators import introduce, name_of_host
 
@@ -25,13 +25,11 @@ def expect_group(group: Any) -> None:
     is_member = group is not dist.GroupMember.NON_GROUP_MEMBER
     require(is_member, "group is a ProcessGroup without this rank: only its members make a buffer")
     for name in ("rank", "size"):
-        fits = callable(getattr(group, name, None))
-        require(fits, lambda: f"group is of type {type(group).__name__}, expected a ProcessGroup or Communicator")
+        if not callable(getattr(group, name, None)):
+            refuse(f"group is of type {type(group).__name__}, expected a ProcessGroup or Communicator")
     rank, num_ranks = group.rank(), group.size()
-    require(
-        0 <= rank < num_ranks,
-        lambda: f"group is a ProcessGroup of {num_ranks} ranks without this one: only its members make a buffer",
-    )
+    if not 0 <= rank < num_ranks:
+        refuse(f"group is a ProcessGroup of {num_ranks} ranks without this one: only its members make a buffer")
 
 
 def hosts_of(group: Any) -> list[str]:
@@ -125,9 +123,8 @@ def _gather_of(group: Any, comm: Any) -> tuple[int, int, Callable[[Any], list[An
 
         return rank, num_ranks, gather
     for name in ("Get_rank", "Get_size", "allgather"):
-        require(
-            hasattr(comm, name), lambda: f"comm is of type {type(comm).__name__}, which has no {name}, as mpi4py's have"
-        )
+        if not hasattr(comm, name):
+            refuse(f"comm is of type {type(comm).__name__}, which has no {name}, as mpi4py's have")
     return comm.Get_rank(), comm.Get_size(), comm.allgather
 
 
@@ -144,13 +141,11 @@ def expect_same(settings: Settings, parts: list[bytes]) -> None:
     by_rank = [part[:SETTINGS_BYTES].decode().strip().split("\n") for part in parts]
     for name, values in zip(settings, zip(*by_rank, strict=True), strict=True):
         rank = next((rank for rank, value in enumerate(values) if value != values[0]), 0)
-        require_state(
-            rank == 0,
-            lambda: (
+        if rank > 0:
+            refuse_state(
                 f"{name}: the ranks' values are [{', '.join(values)}], expected the same on all: rank 0 has "
                 f"{values[0]}, rank {rank} has {values[rank]}"
-            ),
-        )
+            )
 
 
 class Ranks:
@@ -187,17 +182,16 @@ class Ranks:
         """The one whose groups take tensors of this device; collective the first time."""
         if device.type == "cpu":
             return self.cpus
-        require(device.type == "cuda", lambda: f"tensors are on device {device}, allowed: cpu, cuda")
+        if device.type != "cuda":
+            refuse(f"tensors are on device {device}, allowed: cpu, cuda")
         if device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         resources = self.resources
-        require(
-            resources.gpu in (None, device),
-            lambda: (
+        if resources.gpu not in (None, device):
+            refuse(
                 f"tensors are on device {device}, the buffer's GPU is {resources.gpu}: call torch.cuda.set_device "
                 "before the buffer is made"
-            ),
-        )
+            )
         if resources.of_gpus is None:
             unique = nccl.unique_id() if self.rank == 0 else bytes(nccl.ID_BYTES)
             unique = self.cpus.all_gather(unique)[0]

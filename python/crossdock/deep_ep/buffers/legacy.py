@@ -126,8 +126,8 @@ class Buffer(Shared):
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
         """Sets the SMs of dispatches and combines in normal mode that have no config. No effect on CPUs."""
-        fits = is_whole(new_num_sms, 1) and new_num_sms % 2 == 0
-        require(fits, lambda: f"num_sms is {new_num_sms!r}, allowed: positive even numbers")
+        if not is_whole(new_num_sms, 1) or new_num_sms % 2 != 0:
+            refuse(f"num_sms is {new_num_sms!r}, allowed: positive even numbers")
         Buffer.num_sms = new_num_sms
 
     @staticmethod
@@ -187,11 +187,11 @@ class Buffer(Shared):
         No call uses this memory, so callers may do anything with it. The first call allocates it.
         """
         runtime, num_bytes = self._open(), self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
-        fits = isinstance(dtype, torch.dtype)
-        require(fits, lambda: f"dtype is of type {type(dtype).__name__}, expected a torch.dtype")
+        if not isinstance(dtype, torch.dtype):
+            refuse(f"dtype is of type {type(dtype).__name__}, expected a torch.dtype")
         check_count("offset", offset, 0)
-        fits = size is None or isinstance(size, (tuple, list))
-        require(fits, lambda: f"size is of type {type(size).__name__}, expected a torch.Size or None")
+        if size is not None and not isinstance(size, (tuple, list)):
+            refuse(f"size is of type {type(size).__name__}, expected a torch.Size or None")
         if use_rdma_buffer not in runtime.staging:
             device = "cuda" if torch.cuda.is_initialized() else "cpu"
             with torch.inference_mode(False):  # it serves in all modes of autograd
@@ -199,12 +199,11 @@ class Buffer(Shared):
         whole = runtime.staging[use_rdma_buffer][: num_bytes // dtype.itemsize * dtype.itemsize].view(dtype)[offset:]
         if size is None:
             return whole
-        require(all(extent >= 0 for extent in size), lambda: f"size is {list(size)}, allowed: 0 and more each")
+        if any(extent < 0 for extent in size):
+            refuse(f"size is {list(size)}, allowed: 0 and more each")
         num = torch.Size(size).numel()
-        require(
-            num <= len(whole),
-            lambda: f"size is {list(size)}, {num} elements, but from offset on there are {len(whole)}",
-        )
+        if num > len(whole):
+            refuse(f"size is {list(size)}, {num} elements, but from offset on there are {len(whole)}")
         return whole[:num].view(size)
 
     # ---- normal mode ----
@@ -444,8 +443,8 @@ class Buffer(Shared):
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """mask: this rank neither sends to that rank nor waits for it. Local."""
         low_latency = self._masked()
-        fits = is_whole(rank_to_mask, 0, self.group_size - 1)
-        require(fits, lambda: f"rank_to_mask is {rank_to_mask!r}, allowed: 0..{self.group_size - 1}")
+        if not is_whole(rank_to_mask, 0, self.group_size - 1):
+            refuse(f"rank_to_mask is {rank_to_mask!r}, allowed: 0..{self.group_size - 1}")
         low_latency.set_mask(rank_to_mask, mask)
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from crossdock._core import Kept, StreamEvent, current_stream_address
 from crossdock.copies import Uncopied
-from crossdock.deep_ep.checks import refuse_state, require, require_state
+from crossdock.deep_ep.checks import refuse, refuse_state, require_state
 
 __all__ = ["EventHandle", "EventOverlap"]
 
@@ -132,6 +132,6 @@ def handle_of(event: EventHandle | EventOverlap | None, name: str = "previous_ev
     """The event to wait for, if there is one. name: of the argument."""
     if event is None or isinstance(event, EventOverlap):
         return None if event is None else event.event
-    kinds = "an EventHandle, an EventOverlap or None"
-    require(isinstance(event, EventHandle), lambda: f"{name} is of type {type(event).__name__}, expected {kinds}")
+    if not isinstance(event, EventHandle):
+        refuse(f"{name} is of type {type(event).__name__}, expected an EventHandle, an EventOverlap or None")
     return event
