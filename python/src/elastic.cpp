@@ -54,6 +54,46 @@ struct Alike {
     }
 };
 
+constexpr int64_t kUnitBytes = 16;  // rows have whole units
+
+int64_t row_bytes_of(const Strided& rows) { return rows.shape[1] * rows.item_bytes; }
+bool has_whole_units(const Strided& rows) { return row_bytes_of(rows) % kUnitBytes == 0; }
+
+// Rows with zeros up to whole units.
+nb::object padded(const nb::object& rows, const Strided& found) {
+    if (rows.is_none() || has_whole_units(found)) return rows;
+    const int64_t missing = (kUnitBytes - row_bytes_of(found) % kUnitBytes) / found.item_bytes;
+    return nb::module_::import_("torch.nn.functional").attr("pad")(rows, nb::make_tuple(0, missing));
+}
+
+// The first columns of rows.
+nb::object cut(const nb::object& rows, int64_t columns) {
+    return rows.attr("narrow")(1, 0, columns).attr("contiguous")();
+}
+
+// Contiguous rows of any type and length, as the library moves them.
+class CarriedRows {
+  public:
+    explicit CarriedRows(nb::handle rows) : given_(nb::borrow(rows)), carried_(given_), found_(strided_of(rows)) {
+        is_given_ = found_.type && has_whole_units(found_);
+        if (is_given_) return;
+        // Without rows, or of one column, contiguous ones have any strides.
+        const nb::object dense = rows.attr("as_strided")(rows.attr("shape"), nb::make_tuple(found_.shape[1], 1));
+        const nb::object bytes = dense.attr("view")(nb::module_::import_("torch").attr("uint8"));
+        carried_ = padded(bytes, strided_of(bytes));
+    }
+    nb::handle get() const { return carried_; }
+    // What came of them, in their own type and length.
+    nb::object restored(nb::object came) const {
+        return is_given_ ? came : cut(came, row_bytes_of(found_)).attr("view")(given_.attr("dtype"));
+    }
+
+  private:
+    nb::object given_, carried_;
+    Strided found_;
+    bool is_given_;
+};
+
 // Adds scales of any strides.
 ncclEpTensor_t* add_scales(CallArrays& arrays, nb::handle scales, const char* name, int64_t (&strides)[2]) {
     if (scales.is_none()) return nullptr;
@@ -129,8 +169,9 @@ nb::object elastic_dispatch(nb::handle plan_object, nb::handle x, nb::handle sca
     auto& handle = nb::cast<Handle&>(lease.taken);
     handle.expect_open();
 
-    const DispatchCall call_of{plan, x, scales, topk_weights, statistics, zero_padding, column_major};
-    const Received received = call_of.make_outputs(num_rows, topk_idx, device);
+    const CarriedRows rows(x);
+    const DispatchCall call_of{plan, rows.get(), scales, topk_weights, statistics, zero_padding, column_major};
+    Received received = call_of.make_outputs(num_rows, topk_idx, device);
     const Alike int32{nb::borrow(torch_int32()), topk_idx, device};
     const nb::object sources = int32.make(num_sources, plan.num_topk + 2);
     const nb::object rank_ends = plan.of_ranks.make(is_captured);
@@ -165,6 +206,7 @@ nb::object elastic_dispatch(nb::handle plan_object, nb::handle x, nb::handle sca
     });
     lease.topk_idx = kept;
     handle.forget_arrays();
+    received.rows = rows.restored(received.rows);
     return nb::make_tuple(received.x(), received.ids, received.weights, lease_object, kept, rank_ends, expert_ends,
                           expert_counts, sources);
 }
@@ -188,8 +230,9 @@ nb::object elastic_dispatch_again(nb::handle lease_object, nb::handle x, nb::han
     handle.set_tag(*tag);
     if (!plan.is_low_latency) handle.set_sms(num_sms);
     const nb::object topk_weights = dense(weighted_by);
-    const DispatchCall call_of{plan, x, scales, topk_weights, statistics, zero_padding, column_major};
-    const Received received = call_of.make_outputs(lease.num_rows, lease.topk_idx, strided_of(x).device);
+    const CarriedRows rows(x);
+    const DispatchCall call_of{plan, rows.get(), scales, topk_weights, statistics, zero_padding, column_major};
+    Received received = call_of.make_outputs(lease.num_rows, lease.topk_idx, strided_of(x).device);
     CallArrays arrays(handle.is_of_cpus());
     auto call = make_struct<crossdockElasticDispatch_t>();
     call_of.describe(arrays, received, call);
@@ -197,6 +240,7 @@ nb::object elastic_dispatch_again(nb::handle lease_object, nb::handle x, nb::han
     handle.run_dispatch(arrays, false, where,
                         [&](ncclEpHandle_t own) { check(crossdockElasticDispatch(own, &call, where)); });
     handle.forget_arrays();
+    received.rows = rows.restored(received.rows);
     return nb::make_tuple(received.x(), received.ids, received.weights);
 }
 
@@ -211,15 +255,16 @@ nb::object elastic_combine(nb::handle lease_object, nb::handle x, nb::handle wei
     auto& handle = nb::cast<Handle&>(lease.taken);
     handle.set_tag(*tag);
     if (!plan.is_low_latency) handle.set_sms(num_sms);
-    const nb::object topk_weights = dense(weighted_by), bias = dense(first_bias), bias2 = dense(second_bias);
-    const Strided rows = strided_of(x);
-    const int device = rows.device;
-    const nb::object sums = Alike::of(x, device).make(lease.num_tokens, rows.shape[1]);
+    const Strided given = strided_of(x);
+    const int device = given.device;
+    const nb::object rows = padded(nb::borrow(x), given), topk_weights = dense(weighted_by);
+    const nb::object bias = padded(dense(first_bias), given), bias2 = padded(dense(second_bias), given);
+    const nb::object sums = Alike::of(x, device).make(lease.num_tokens, strided_of(rows).shape[1]);
     nb::object weights = nb::none();
     if (!topk_weights.is_none()) weights = Alike::of(topk_weights, device).make(lease.num_tokens, plan.num_topk);
     CallArrays arrays(handle.is_of_cpus());
     auto call = make_struct<crossdockElasticCombine_t>();
-    call.tokens = arrays.add_known(x, "x", Access::kRead);
+    call.tokens = arrays.add_known(rows, "x", Access::kRead);
     call.topk_weights = arrays.add_known(topk_weights, "topk_weights", Access::kRead);
     call.bias[0] = arrays.add_known(bias, "bias", Access::kRead);
     call.bias[1] = arrays.add_known(bias2, "the second bias", Access::kRead);
@@ -229,7 +274,7 @@ nb::object elastic_combine(nb::handle lease_object, nb::handle x, nb::handle wei
     handle.run_combine(arrays, false, where,
                        [&](ncclEpHandle_t own) { check(crossdockElasticCombine(own, &call, where)); });
     handle.forget_arrays();
-    return nb::make_tuple(sums, weights);
+    return nb::make_tuple(has_whole_units(given) ? sums : cut(sums, given.shape[1]), weights);
 }
 
 }  // namespace
@@ -290,8 +335,6 @@ void bind_elastic(nb::module_& module) {
         .def_ro("pool", &ElasticPlan::pool, nb::for_getter(nb::sig("def pool(self) -> typing.Any")));
     nb::class_<ElasticLease>(module, "ElasticLease", nb::type_slots(collected<ElasticLease>()),
                              "A handle that serves one dispatch, its repetitions and its combines.")
-        .def_prop_ro("is_usable",
-                     [](const ElasticLease& lease) { return nb::cast<const Handle&>(lease.taken).is_usable(); })
         .def_ro("plan", &ElasticLease::plan, nb::for_getter(nb::sig("def plan(self) -> ElasticPlan")))
         .def_ro("handle", &ElasticLease::taken, nb::for_getter(nb::sig("def handle(self) -> Handle")))
         .def_ro("topk_idx", &ElasticLease::topk_idx, nb::for_getter(nb::sig("def topk_idx(self) -> typing.Any")))
@@ -304,8 +347,8 @@ void bind_elastic(nb::module_& module) {
         nb::sig("def elastic_dispatch(plan: ElasticPlan, x: object, scales: object, topk_idx: object, topk_weights: "
                 "object, statistics: object, num_rows: int, num_sources: int, num_sms: int, tag: int, copies_topk_idx: "
                 "bool, zero_padding: bool, column_major: bool) -> tuple[typing.Any, ...]"),
-        "A fresh dispatch to new tensors: (recv_x, ids, weights, ElasticLease, topk_idx that the library reads, "
-        "rank_ends, expert_ends, expert_counts, sources). tag: what ranks compare.");
+        "A fresh dispatch to new tensors, of x of any type and length: (recv_x, ids, weights, ElasticLease, topk_idx "
+        "that the library reads, rank_ends, expert_ends, expert_counts, sources). tag: what ranks compare.");
     module.def(
         "elastic_dispatch_again", &elastic_dispatch_again, "lease"_a, "x"_a.none(), "scales"_a.none(),
         "topk_weights"_a.none(), "statistics"_a.none(), "num_sms"_a, "zero_padding"_a, "column_major"_a,
@@ -313,14 +356,17 @@ void bind_elastic(nb::module_& module) {
         nb::sig("def elastic_dispatch_again(lease: ElasticLease, x: object, scales: object, topk_weights: object, "
                 "statistics: object, num_sms: int, zero_padding: bool, column_major: bool, tag: int | None = None) -> "
                 "typing.Any"),
-        "Along the same routing: (recv_x, ids, weights). Without a tag, it is that of the plan's repetitions for x, "
-        "scales, topk_weights, statistics and the lease's num_tokens; None: there is none.");
-    module.def("elastic_combine", &elastic_combine, "lease"_a, "x"_a.none(), "topk_weights"_a.none(), "bias"_a.none(),
-               "bias2"_a.none(), "num_sms"_a, "weights_follow"_a, "tag"_a.none() = nb::none(),
-               nb::sig("def elastic_combine(lease: ElasticLease, x: object, topk_weights: object, bias: object, bias2: "
-                       "object, num_sms: int, weights_follow: bool, tag: int | None = None) -> typing.Any"),
-               "(sums, weights). Without a tag, it is that of the plan's combines for x, topk_weights, bias, bias2, "
-               "weights_follow, and the lease's num_rows and num_tokens; None: there is none.");
+        "Along the same routing, x of any type whose rows fit the group: (recv_x, ids, weights). Without a tag, it is "
+        "that of the plan's repetitions for x, scales, topk_weights, statistics and the lease's num_tokens; None: "
+        "there is none.");
+    module.def(
+        "elastic_combine", &elastic_combine, "lease"_a, "x"_a.none(), "topk_weights"_a.none(), "bias"_a.none(),
+        "bias2"_a.none(), "num_sms"_a, "weights_follow"_a, "tag"_a.none() = nb::none(),
+        nb::sig("def elastic_combine(lease: ElasticLease, x: object, topk_weights: object, bias: object, bias2: "
+                "object, num_sms: int, weights_follow: bool, tag: int | None = None) -> typing.Any"),
+        "Of x whose rows fit the group: (sums, weights). Without a tag, it is that of the plan's combines for x, "
+        "topk_weights, bias, bias2, weights_follow, and the lease's num_rows and num_tokens; None: there is "
+        "none.");
 }
 
 }  // namespace crossdock::python

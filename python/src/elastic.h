@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ElasticBuffer's operations (crossdock.deep_ep), in one call each: memory for the outputs, the description of all
-// arrays, and the library's call. Python has checked the arguments.
+// ElasticBuffer's operations (crossdock.deep_ep), in one call each: rows of any type and length as the library carries
+// them, memory for the outputs, the description of all arrays, and the library's call. Python has checked the
+// arguments.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -23,8 +24,8 @@ struct ElasticPlan {
     bool by_expert;
     bool own_weights;                 // received weights of other ranks' experts are 0
     PieceMaker of_ranks, of_experts;  // a number for each rank, and for each expert of a rank
-    // Of repetitions and combines that were found right: the tags of those whose tensors go as they are; else what
-    // Python needs.
+    // Of repetitions and combines that were found right: the tags of those whose rows fit the group; else what Python
+    // needs.
     Forms repetitions, combines;
 
     int visit(visitproc visit, void* arg) const;

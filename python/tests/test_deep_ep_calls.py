@@ -139,7 +139,7 @@ def test_combines_that_differ_are_left_to_python(one: OneRank) -> None:
 
 
 def test_elastic_calls_along_a_handle_are_recognised_once_they_were_found_right(one: OneRank) -> None:
-    """Those of rows that go as they are, with all that goes along them, dense or not."""
+    """Those of rows that fit the group, with all that goes along them, dense or not."""
     [comm] = ep.Communicator.create_threads(1)
     buffer: Any = deep_ep.ElasticBuffer(comm, explicitly_destroy=True)
     x, weights, wide = one.x, one.weights, torch.full((TOKENS, 2 * TOPK), 0.5)[:, ::2]
@@ -156,7 +156,9 @@ def test_elastic_calls_along_a_handle_are_recognised_once_they_were_found_right(
         assert torch.equal(received, rows) and torch.equal(returned, own)
     assert again(x) is None and again(x[:2], weights) is None and again(x.float(), weights) is None
     odd = x[:, : HIDDEN - 1].contiguous()  # is padded
-    assert torch.equal(buffer.dispatch(odd, handle=handle)[0], odd) and again(odd) is None
+    assert torch.equal(buffer.dispatch(odd, handle=handle)[0], odd) and torch.equal(again(odd)[0], odd)
+    long = x.repeat(1, 2)  # goes in pieces
+    assert torch.equal(buffer.dispatch(long, handle=handle)[0], long) and again(long) is None
 
     bias = torch.ones(TOKENS, 2 * HIDDEN, dtype=torch.bfloat16)[:, ::2]
     assert elastic_combine(lease, rows, own, bias, None, 0, False) is None

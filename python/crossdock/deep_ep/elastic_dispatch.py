@@ -24,7 +24,7 @@ from crossdock.deep_ep.config import align
 from crossdock.deep_ep.elastic_groups import Biases, ElasticGroups, Kind
 from crossdock.deep_ep.handles import EPHandle
 from crossdock.deep_ep.ranks import Ranks, Settings
-from crossdock.deep_ep.rows import bytes_either_way, goes_as_it_is, row_bytes_of, tag_of_dispatch
+from crossdock.deep_ep.rows import bytes_either_way, row_bytes_of, tag_of_dispatch
 from crossdock.errors import RemoteError
 
 
@@ -51,7 +51,6 @@ class DispatchForm:
     agreed: Settings
     row_bytes: int  # that groups must carry
     tag: int
-    is_carried: bool  # x goes to the library as it is
     sizes: Sizes | None = None  # of calls that are not exact, once ranks have agreed on them
 
 
@@ -98,9 +97,8 @@ class Elastic(ElasticGroups):
             num_sms or usual_sms,
             is_exact,
             agreed,
-            bytes_either_way(x, 0 if scales is None else row_bytes_of(scales)),
+            bytes_either_way(x, row_bytes_of(scales)),
             tag_of_dispatch(x, scales),
-            goes_as_it_is(x) and num_tokens > 0,
         )
 
     def dispatch(
@@ -121,7 +119,7 @@ class Elastic(ElasticGroups):
         plan, max_tokens, num_tokens, num_expanded, expert_counts = sizes
         numbers = num_expanded if form.do_expand else num_tokens, num_tokens, form.num_sms, form.tag
         tensors = x, scales, topk_idx, topk_weights, statistics
-        sent = self.send(plan, form.is_carried, *tensors, *numbers, *settings)
+        sent = self.send(plan, *tensors, *numbers, *settings)
         received, ids, weights, lease, kept, rank_ends, ends, counted, sources = sent
         call = form.do_expand, form.num_experts, form.alignment, max_tokens, form.num_sms
         counts = list(expert_counts), rank_ends, ends, counted, sources, num_tokens, num_expanded

@@ -26,17 +26,7 @@ from crossdock.deep_ep.checks import check_beside, check_combine, check_x, refus
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.groups import PooledGroup
 from crossdock.deep_ep.ranks import Ranks
-from crossdock.deep_ep.rows import (
-    UNIT,
-    as_carried,
-    explained,
-    from_carried,
-    goes_as_it_is,
-    padded_bytes,
-    row_bytes_of,
-    tag_of_combine,
-    tag_of_dispatch,
-)
+from crossdock.deep_ep.rows import UNIT, carried_bytes, explained, row_bytes_of, tag_of_combine, tag_of_dispatch
 from crossdock.errors import Error
 
 LARGEST_BATCH = 512  # tokens of a rank
@@ -170,12 +160,9 @@ class ElasticGroups:
             refuse_state("handle is of another buffer: pass it to the buffer whose dispatch returned it")
         return lease
 
-    def send(self, plan: ElasticPlan, is_carried: bool, x: torch.Tensor, *others: Any) -> Any:
-        """elastic_dispatch of rows of any type and length. is_carried: groups carry them as they are."""
-        if is_carried:
-            return self._call(elastic_dispatch, plan, x, *others)
-        came, *beside = self._call(elastic_dispatch, plan, as_carried(x), *others)
-        return _as_before(came, x), *beside
+    def send(self, *arguments: Any) -> Any:
+        """elastic_dispatch."""
+        return self._call(elastic_dispatch, *arguments)
 
     def send_again(
         self,
@@ -188,7 +175,7 @@ class ElasticGroups:
         zero_padding: bool = False,
         column_major: bool = False,
     ) -> Any:
-        """x of any type and length along the routing of the lease: (recv_x as x is, ids, weights)."""
+        """x of any type and length along the routing of the lease: (recv_x, ids, weights)."""
         given, settings = (x, scales, weights, statistics), (num_sms, zero_padding, column_major)
         made = self._call(elastic_dispatch_again, lease, *given, *settings)
         if made is not None:
@@ -200,30 +187,25 @@ class ElasticGroups:
             forms.keep(found, *form)
         if isinstance(found, int):
             return self._call(elastic_dispatch_again, lease, *given, *settings, found)
-        tag, fits = found
-        rows = as_carried(x)
-        if fits:
-            came, *beside = self._call(elastic_dispatch_again, lease, rows, *given[1:], *settings, tag)
-            return _as_before(came, x), *beside
-        # In pieces; what goes along goes with the first.
-        parts = [rows] if scales is None else [rows, as_carried(scales.contiguous())]
-        step = lease.plan.pool.row_bytes // UNIT * UNIT
-        pieces = [part.split(step // part.element_size(), dim=1) for part in parts]
-        sent = []
-        for piece in (piece.contiguous() for of_part in pieces for piece in of_part):
-            along = (None, None) if sent else (weights, statistics)
-            arguments = piece, None, *along, num_sms, zero_padding, False, tag
-            sent.append(self._call(elastic_dispatch_again, lease, *arguments))
-        num, came = len(pieces[0]), [piece for piece, *_ in sent]
-        received = from_carried(torch.cat(came[:num], dim=1), x)
-        if scales is not None:
-            received = received, _in_order(from_carried(torch.cat(came[num:], dim=1), scales), column_major)
-        return received, *sent[0][1:]
+        # In pieces, scales too; what goes along goes with the first.
+        came: list[torch.Tensor] = []
+        beside: list[Any] = []
+        [tag] = found
+        for part in (x,) if scales is None else (x, scales):
+            pieces = []
+            for piece in part.split(lease.plan.pool.row_bytes // UNIT * UNIT // part.element_size(), dim=1):
+                along = (None, None) if beside else (weights, statistics)
+                arguments = piece.contiguous(), None, *along, num_sms, zero_padding, False, tag
+                rows, *others = self._call(elastic_dispatch_again, lease, *arguments)
+                pieces.append(rows)
+                beside = beside or others
+            came.append(torch.cat(pieces, dim=1))
+        if scales is None:
+            return came[0], *beside
+        return (came[0], _in_order(came[1], column_major)), *beside
 
-    def _check_again(
-        self, lease: ElasticLease, x: Any, scales: Any, weights: Any, statistics: Any
-    ) -> int | tuple[int, bool]:
-        """The tag of what goes along a lease; with rows that groups do not carry as they are also whether they fit."""
+    def _check_again(self, lease: ElasticLease, x: Any, scales: Any, weights: Any, statistics: Any) -> int | tuple[int]:
+        """The tag of what goes along a lease; in a tuple if rows do not fit the group."""
         check_x(x, scales)
         expected, device = lease.num_tokens, lease.topk_idx.device
         if len(x) != expected:
@@ -231,9 +213,8 @@ class ElasticGroups:
         if x.device != device:
             refuse(f"x is on device {x.device}, expected {device}, as the handle")
         check_beside(lease.topk_idx, weights, statistics, lease.plan.num_experts // self.ranks.size)
-        beside = 0 if scales is None else align(row_bytes_of(scales), UNIT)
-        tag, fits = tag_of_dispatch(x, scales), padded_bytes(row_bytes_of(x)) + beside <= lease.plan.pool.row_bytes
-        return tag if fits and goes_as_it_is(x) and expected > 0 else (tag, fits)
+        tag, fits = tag_of_dispatch(x, scales), carried_bytes(x, row_bytes_of(scales)) <= lease.plan.pool.row_bytes
+        return tag if fits else (tag,)
 
     def add_up(
         self, lease: ElasticLease, x: Any, weights: Any, biases: Biases, num_sms: int, weights_follow: bool = False
@@ -250,19 +231,19 @@ class ElasticGroups:
         found = plan.combines.find(*form)
         if found is None:
             check_combine(lease, x, weights, biases, self.sums_of)
-            tag, unit = tag_of_combine(x, weights_follow), UNIT // x.element_size()
-            step = plan.pool.row_bytes // UNIT * unit  # of elements
-            found = tag if x.shape[1] % unit == 0 and x.shape[1] <= step else (tag, step)
+            tag, step = tag_of_combine(x, weights_follow), plan.pool.row_bytes // UNIT * UNIT // x.element_size()
+            found = tag if x.shape[1] <= step else (tag, step)
             plan.combines.keep(found, *form)
         if isinstance(found, int):
             return self._call(elastic_combine, lease, x, weights, *biases, num_sms, weights_follow, found)
-        # Rows that are longer than the group's, or not of whole units, return in pieces; weights with the first.
-        (tag, step), pieces, returned, hidden = found, [], None, x.shape[1]
-        for begin in range(0, hidden, step):
-            rows, *added = (_columns(part, begin, min(begin + step, hidden)) for part in (x, *biases))
+        # Rows that are longer than the group's return in pieces; weights with the first.
+        (tag, step), pieces, returned = found, [], None
+        for begin in range(0, x.shape[1], step):
+            part = slice(begin, begin + step)
+            rows, *added = (None if whole is None else whole[:, part].contiguous() for whole in (x, *biases))
             piece, back = self._call(elastic_combine, lease, rows, weights, *added, num_sms, weights_follow, tag)
             returned, weights = back if begin == 0 else returned, None
-            pieces.append(piece[:, : hidden - begin])
+            pieces.append(piece)
         return torch.cat(pieces, dim=1), returned
 
     def close(self) -> None:
@@ -272,11 +253,6 @@ class ElasticGroups:
         self._pools, self._plans, self._made = {}, {}, []
 
 
-def _as_before(came: Any, x: torch.Tensor) -> Any:
-    """Rows, or (rows, scales), whose rows are as those of x again."""
-    return (from_carried(came[0], x), came[1]) if isinstance(came, tuple) else from_carried(came, x)
-
-
 def _in_order(scales: torch.Tensor, column_major: bool) -> torch.Tensor:
     """column_major: with strides (1, rows rounded up to 4)."""
     if not column_major:
@@ -284,11 +260,3 @@ def _in_order(scales: torch.Tensor, column_major: bool) -> torch.Tensor:
     num_rows, columns = scales.shape
     whole = scales.new_empty(columns, align(num_rows, 4))
     return whole[:, :num_rows].t().copy_(scales)
-
-
-def _columns(rows: torch.Tensor | None, begin: int, end: int) -> torch.Tensor | None:
-    """These, padded to whole units."""
-    if rows is None:
-        return None
-    num, unit = end - begin, UNIT // rows.element_size()
-    return torch.nn.functional.pad(rows[:, begin:end], (0, align(num, unit) - num)).contiguous()

@@ -100,7 +100,7 @@ class Normal(ElasticGroups):
         is_copied = topk_idx is not None and plan.is_low_latency  # high throughput keeps what it reads itself
         numbers = num_rows, num_rows, sms, tag_of_dispatch(x, scales), is_copied, False, False
         received, own_ids, weights, lease, _, rank_ends, _, _, sources = self.send(
-            plan, False, x, scales, ids, topk_weights, None, *numbers
+            plan, x, scales, ids, topk_weights, None, *numbers
         )
         items: tuple[Any, ...] = (..., lease, None, sources[:, 0], is_in_rank, None)
         if has_nodes:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of any type and length as what groups carry, whole units of bytes, and how ranks see that they differ.
+"""What rows are beside what the library sees of them, and how ranks see that they differ.
 
-Rows that are padded, or go as bytes, may look alike without being so. Hence each call has a tag
-(crossdockHandleSetTag), one number for what must be the same on all ranks but the library cannot see: kernels compare
-it on entry.
+Groups carry rows of the library's types, of whole units of bytes; others are padded, or go as bytes, and may then look
+alike without being so. Hence each call has a tag (crossdockHandleSetTag), one number for what must be the same on all
+ranks but the library cannot see: kernels compare it on entry.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from crossdock.deep_ep.config import align
 from crossdock.errors import Error
 
 UNIT = 16  # bytes
-# Those that the library knows; rows of other types are passed to it as bytes.
-KNOWN_TYPES = (
+_TYPES = (
     *(torch.int8, torch.uint8, torch.float16, torch.float32, torch.bfloat16, torch.float8_e4m3fn),
-    *(torch.float8_e5m2, torch.int32),
+    *(torch.float8_e5m2, torch.int32, torch.int16, *["another"] * 7),
 )
-_TYPES = (*KNOWN_TYPES, torch.int16, *["another"] * 7)
 _TYPE_NUMBERS = {dtype: number for number, dtype in enumerate(_TYPES[:9])}
 _SCALES = {torch.float32: 1, torch.int32: 2}
 
@@ -43,38 +41,18 @@ _SUMMED = "an invariant group combines expert-major rows"
 _BUDGETS = ("whose max_recv_tokens_per_rank is", "whose tensor in")
 
 
-def row_bytes_of(x: torch.Tensor) -> int:
-    return x.shape[1] * x.element_size()
+def row_bytes_of(x: torch.Tensor | None) -> int:
+    return 0 if x is None else x.shape[1] * x.element_size()
 
 
-def padded_bytes(num_bytes: int) -> int:
-    return align(max(num_bytes, 1), UNIT)
+def carried_bytes(x: torch.Tensor, beside: int) -> int:
+    """Of a row of x with so many bytes of scales."""
+    return align(row_bytes_of(x), UNIT) + align(beside, UNIT)
 
 
 def bytes_either_way(x: torch.Tensor, beside: int) -> int:
-    """Of a row of x that goes, with so many bytes of scales, or of a bf16 row that returns."""
-    return max(padded_bytes(row_bytes_of(x)) + align(beside, UNIT), padded_bytes(2 * x.shape[1]))
-
-
-def goes_as_it_is(x: torch.Tensor) -> bool:
-    return x.dtype in KNOWN_TYPES and row_bytes_of(x) % UNIT == 0
-
-
-def as_carried(rows: torch.Tensor) -> torch.Tensor:
-    """[T, H] of any type as [T, n] of a known one, padded with zeros where that is needed."""
-    if rows.stride(1) != 1:  # a contiguous tensor without rows, or of one column, has any strides
-        rows = rows.as_strided(rows.shape, (rows.shape[1], 1))
-    if goes_as_it_is(rows):
-        return rows
-    num_bytes, as_bytes = row_bytes_of(rows), rows.view(torch.uint8)
-    return torch.nn.functional.pad(as_bytes, (0, padded_bytes(num_bytes) - num_bytes))
-
-
-def from_carried(carried: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Rows as those of x again, [N, H] contiguous; no copy where nothing was padded."""
-    if carried.dtype == like.dtype and carried.shape[1] == like.shape[1]:
-        return carried
-    return carried[:, : row_bytes_of(like)].contiguous().view(like.dtype)
+    """The same, or those of a bf16 row that returns."""
+    return max(carried_bytes(x, beside), align(2 * x.shape[1], UNIT))
 
 
 def tag_of_dispatch(x: torch.Tensor, scales: torch.Tensor | None) -> int:
