@@ -21,10 +21,11 @@ from crossdock.deep_ep.checks import (
     require,
 )
 from crossdock.deep_ep.config import align
-from crossdock.deep_ep.elastic_groups import Biases, ElasticGroups, Kind
+from crossdock.deep_ep.elastic_groups import ElasticGroups, Kind
 from crossdock.deep_ep.handles import EPHandle
 from crossdock.deep_ep.ranks import Ranks, Settings
 from crossdock.deep_ep.rows import bytes_either_way, row_bytes_of, tag_of_dispatch
+from crossdock.deep_ep.streams import CommStream
 from crossdock.errors import RemoteError
 
 
@@ -55,10 +56,11 @@ class DispatchForm:
 
 
 class Elastic(ElasticGroups):
-    """The operations of one ElasticBuffer."""
+    """What an ElasticBuffer holds until it is destroyed, and its operations."""
 
     def __init__(self, ranks: Ranks, adds_choices: bool) -> None:
         super().__init__(ranks, adds_choices)
+        self.stream = CommStream()
         self._compared: set[tuple[object, ...]] = set()  # forms of calls without CPU sync
 
     def lease_of(self, handle: Any) -> ElasticLease:
@@ -170,8 +172,7 @@ class Elastic(ElasticGroups):
             raise RemoteError(message) from error
         self._compared.add(form)
 
-    def combine(
-        self, x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None, biases: Biases, num_sms: int
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """num_sms 0: the handle's."""
-        return self.add_up(self.lease_of(handle), x, topk_weights, biases, num_sms or handle.num_sms)
+    def close(self) -> None:
+        """Collective."""
+        super().close()
+        self.ranks.close()

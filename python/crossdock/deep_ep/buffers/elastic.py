@@ -24,7 +24,7 @@ from crossdock.deep_ep.config import align
 from crossdock.deep_ep.elastic_dispatch import Elastic
 from crossdock.deep_ep.handles import EPHandle
 from crossdock.deep_ep.ranks import Ranks, hosts_of, node_size_of, size_of
-from crossdock.deep_ep.streams import CommStream, Event
+from crossdock.deep_ep.streams import Event
 from crossdock.deep_ep.utils.event import EventHandle, EventOverlap
 from crossdock.errors import Error
 
@@ -43,24 +43,6 @@ LARGEST_TOPK = 32  # what sizes are for where num_topk is not said
 # (docs/performance.md).
 NUM_SMS = {True: 24, False: 32}
 NUM_SMS_OF_EXPANDED = {True: 24, False: 64}
-
-
-class Runtime:
-    """The resources of an ElasticBuffer until it is destroyed."""
-
-    def __init__(self, group: Any, rounds_between: bool, deterministic: bool) -> None:
-        settings: dict[str, object] = {
-            "class": "ElasticBuffer",
-            "allow_multiple_reduction": rounds_between,
-            "deterministic": deterministic,
-        }
-        self.ranks = Ranks(group, None, settings)
-        self.stream = CommStream()
-        self.elastic = Elastic(self.ranks, adds_choices=deterministic or not rounds_between)
-
-    def close(self) -> None:
-        self.elastic.close()
-        self.ranks.close()
 
 
 class ElasticBuffer(Shared):
@@ -113,8 +95,9 @@ class ElasticBuffer(Shared):
         self.prefer_overlap_with_compute = prefer_overlap_with_compute
         self.explicitly_destroy = explicitly_destroy
         self.num_bytes: int = hint if num_bytes is None else num_bytes
-        self.runtime: Runtime | None = Runtime(group, bool(allow_multiple_reduction), bool(deterministic))
-        ranks = self.runtime.ranks
+        flags = {"allow_multiple_reduction": bool(allow_multiple_reduction), "deterministic": bool(deterministic)}
+        ranks = Ranks(group, None, {"class": "ElasticBuffer", **flags})
+        self.runtime: Elastic | None = Elastic(ranks, adds_choices=bool(deterministic or not allow_multiple_reduction))
         self.rank_idx, self.num_ranks = ranks.rank, ranks.size
         self.num_scaleout_ranks, self.num_scaleup_ranks = 1, ranks.size
         self.scaleout_rank_idx, self.scaleup_rank_idx = 0, ranks.rank
@@ -163,7 +146,7 @@ class ElasticBuffer(Shared):
         """An event on the current stream."""
         return EventHandle()
 
-    def _open(self) -> Runtime:
+    def _open(self) -> Elastic:
         if self.runtime is None:
             refuse_state("the buffer is destroyed")
         return self.runtime
@@ -237,27 +220,25 @@ class ElasticBuffer(Shared):
             most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
             numbers = num_experts, most, expert_alignment, num_sms, do_expand, is_exact
             arguments = values, scales, topk_idx, topk_weights, statistics, *numbers
-            form = runtime.elastic.forms.find(*arguments)
+            form = runtime.forms.find(*arguments)
             if form is None:
-                form = runtime.elastic.form_of(*arguments, usual_sms(self.prefer_overlap_with_compute, do_expand))
-                runtime.elastic.forms.keep(form, *arguments)
+                form = runtime.form_of(*arguments, usual_sms(self.prefer_overlap_with_compute, do_expand))
+                runtime.forms.keep(form, *arguments)
             given = form, values, scales, topk_idx, topk_weights, statistics, bool(do_handle_copy), *settings
-            made, event = runtime.stream.run(values.device, runtime.elastic.dispatch, given, *events)
+            made, event = runtime.stream.run(values.device, runtime.dispatch, given, *events)
             return *made, event
-        _check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, do_expand)
+        lease = runtime.lease_of(handle)
+        require(topk_idx is None, "topk_idx is not allowed with a handle, which has the routing")
+        require(not do_cpu_sync, "do_cpu_sync is True, allowed with a handle: False")
+        again = ("num_experts", num_experts), ("expert_alignment", expert_alignment), ("do_expand", do_expand)
+        for name, value in again:
+            if value is not None and value != getattr(handle, name):
+                refuse(f"{name} is {value}, the handle's is {getattr(handle, name)}")
         if num_sms != 0:
             check_count("num_sms", num_sms, 0, most=INT32_MAX)
         is_tensor("x", values)
-        again = (
-            runtime.elastic.lease_of(handle),
-            values,
-            scales,
-            topk_weights,
-            statistics,
-            num_sms or handle.num_sms,
-            *settings,
-        )
-        made, event = runtime.stream.run(values.device, runtime.elastic.send_again, again, *events)
+        given = lease, values, scales, topk_weights, statistics, num_sms or handle.num_sms, *settings
+        made, event = runtime.stream.run(values.device, runtime.send_again, given, *events)
         return *made, handle, event
 
     def combine(
@@ -281,10 +262,10 @@ class ElasticBuffer(Shared):
         if num_sms != 0:
             check_count("num_sms", num_sms, 0, most=INT32_MAX)
         is_tensor("x", x)
-        arguments = x, handle, topk_weights, biases_of(bias), num_sms
+        arguments = runtime.lease_of(handle), x, topk_weights, biases_of(bias), num_sms or handle.num_sms
         events = previous_event, async_with_compute_stream, previous_event_before_epilogue
-        (sums, weights), event = runtime.stream.run(x.device, runtime.elastic.combine, arguments, *events)
-        return sums, weights, event
+        sums, event = runtime.stream.run(x.device, runtime.add_up, arguments, *events)
+        return *sums, event
 
 
 def usual_sms(prefers_overlap: object, expands: bool = False) -> int:
@@ -293,22 +274,6 @@ def usual_sms(prefers_overlap: object, expands: bool = False) -> int:
         return usual
     there: int = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
     return max(4, min(usual, there // 2 * 2))
-
-
-def _check_again(
-    handle: Any, topk_idx: Any, do_cpu_sync: Any, num_experts: Any, expert_alignment: Any, do_expand: Any
-) -> None:
-    """What a cached dispatch passes beside its rows."""
-    if not isinstance(handle, EPHandle):
-        refuse(f"handle is of type {type(handle).__name__}, expected an EPHandle that a dispatch returned")
-    require(topk_idx is None, "topk_idx is not allowed with a handle, which has the routing")
-    require(not do_cpu_sync, "do_cpu_sync is True, allowed with a handle: False")
-    if num_experts not in (None, handle.num_experts):
-        refuse(f"num_experts is {num_experts}, the handle's is {handle.num_experts}")
-    if expert_alignment not in (None, handle.expert_alignment):
-        refuse(f"expert_alignment is {expert_alignment}, the handle's is {handle.expert_alignment}")
-    if do_expand != handle.do_expand:
-        refuse(f"do_expand is {do_expand}, the handle's is {handle.do_expand}")
 
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:
