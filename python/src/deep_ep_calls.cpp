@@ -21,7 +21,7 @@ namespace {
 
 // Python's half, looked up once.
 struct Types {
-    nb::object lease, handle;
+    nb::object handle;
     nb::object is_inference, version;  // names of attributes
 
     static const Types& get() {
@@ -32,8 +32,7 @@ struct Types {
 
   private:
     Types()
-        : lease(nb::module_::import_("crossdock.deep_ep.low_latency").attr("RoundTrip")),
-          handle(nb::module_::import_("crossdock.deep_ep.low_latency").attr("LowLatencyHandle")),
+        : handle(nb::module_::import_("crossdock.deep_ep.low_latency").attr("LowLatencyHandle")),
           is_inference(nb::steal(PyUnicode_InternFromString("is_inference"))),
           version(nb::steal(PyUnicode_InternFromString("_version"))) {}
 };
@@ -148,7 +147,7 @@ nb::object dispatch_along(nb::handle object, nb::handle x, nb::handle topk_idx, 
     const auto& form = nb::cast<const LowLatencyForm&>(object);
     if (form.is_cpu) expect_room_for_routing(topk_idx, form.num_experts, form.max_tokens);
     const Types& types = Types::get();
-    nb::object made = nb::inst_alloc(types.lease);
+    nb::object made = nb::inst_alloc(nb::type<LowLatencyLease>());
     auto& lease = *new (nb::inst_ptr<LowLatencyLease>(made)) LowLatencyLease;
     nb::inst_mark_ready(made);
     lease.form = nb::borrow(object);
@@ -271,19 +270,19 @@ void bind_deep_ep_calls(nb::module_& module) {
                                "What follows from the form of a low-latency dispatch's arguments.")
         .def(
             "__init__",
-            [](LowLatencyForm* self, nb::object pool, int num_topk, nb::object free, nb::tuple numbers,
-               nb::object counts, nb::object rows, nb::object scales, nb::object sums, bool transposed_scales,
-               bool round_scales, bool is_cpu) {
+            [](LowLatencyForm* self, nb::object pool, int num_topk, nb::tuple numbers, nb::object counts,
+               nb::object rows, nb::object scales, nb::object sums, bool transposed_scales, bool round_scales) {
+                const nb::object free = pool.attr("free")(num_topk);
+                const bool is_cpu = nb::cast<bool>(pool.attr("is_cpu"));
                 const auto max_tokens = nb::cast<int64_t>(numbers[0]), num_experts = nb::cast<int64_t>(numbers[2]);
                 new (self)
                     LowLatencyForm{pool, num_topk,          free,         numbers,    counts,      rows,   scales,
                                    sums, transposed_scales, round_scales, max_tokens, num_experts, is_cpu, {}};
             },
-            "pool"_a, "num_topk"_a, "free"_a, "numbers"_a, "counts"_a, "rows"_a, "scales"_a.none(), "sums"_a,
-            "transposed_scales"_a, "round_scales"_a, "is_cpu"_a,
-            nb::sig("def __init__(self, pool: object, num_topk: int, free: object, numbers: tuple[int, int, int], "
-                    "counts: object, rows: object, scales: object, sums: object, transposed_scales: bool, "
-                    "round_scales: bool, is_cpu: bool) -> None"))
+            "pool"_a, "num_topk"_a, "numbers"_a, "counts"_a, "rows"_a, "scales"_a.none(), "sums"_a,
+            "transposed_scales"_a, "round_scales"_a,
+            nb::sig("def __init__(self, pool: object, num_topk: int, numbers: tuple[int, int, int], counts: object, "
+                    "rows: object, scales: object, sums: object, transposed_scales: bool, round_scales: bool) -> None"))
         .def_ro("pool", &LowLatencyForm::pool, nb::for_getter(nb::sig("def pool(self) -> typing.Any")))
         .def_prop_ro(
             "shape", [](const LowLatencyForm& form) { return nb::cast<const PairMaker&>(form.rows).sizes(); },

@@ -87,13 +87,13 @@ def test_values_that_are_wrong_or_too_many_are_errors(one: OneRank) -> None:
 
 def test_a_handle_goes_back_once_nobody_needs_it_and_not_while_its_hook_is_missing(one: OneRank) -> None:
     _, _, handle, _, _ = one.dispatch()
-    own = handle.round_trip.handle
+    own = handle.lease.taken
     assert one.free() == [] and list(handle)[2:] == [TOKENS, HIDDEN, NUM_EXPERTS] and len(handle) == 5
     assert handle[0] is handle[:2][0] and handle[-4] is handle[1] and handle[1].shape == (NUM_EXPERTS, 1)
     del handle
     assert one.free() == [own]
     _, _, handle, _, hook = one.dispatch(return_recv_hook=True)
-    assert handle.round_trip.handle is own
+    assert handle.lease.taken is own
     del handle  # the hook keeps it
     assert one.free() == []
     hook()
@@ -132,10 +132,11 @@ def test_combines_that_differ_are_left_to_python(one: OneRank) -> None:
     wide = torch.full((TOKENS, 2 * TOPK), 0.5)[:, ::2]
     assert low_latency_combine(pools, rows, one.ids, wide, handle, None, False) is None
     assert torch.equal(one.buffer.low_latency_combine(rows, one.ids, wide, handle)[0], sums)
+    _, _, unread, _, _ = one.dispatch()
     one.buffer.destroy()
     assert low_latency_combine(pools, *given, None, False) is None
     with pytest.raises(AssertionError, match="the buffer of this handle is destroyed"):
-        _ = handle.round_trip.handle
+        _ = unread[0]
 
 
 def test_elastic_calls_along_a_handle_are_recognised_once_they_were_found_right(one: OneRank) -> None:

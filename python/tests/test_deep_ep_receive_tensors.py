@@ -186,7 +186,7 @@ def test_destroy_frees_the_memory(one: Rank) -> None:
     """Though a handle is left; rows that are held stay."""
     rows, _, handle, _, _ = one.dispatch(0)
     gone = [memory_of(rows), memory_of(one.buffer.get_next_low_latency_combine_buffer(handle))]
-    handle.round_trip.combine_buffer = None
+    handle.lease.combine_buffer = None
     del rows
     held = one.dispatch(1)[0]
     held.fill_(3)

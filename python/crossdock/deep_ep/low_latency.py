@@ -31,6 +31,7 @@ from crossdock.deep_ep.checks import (
     check_topk_idx,
     describe,
     refuse,
+    refuse_state,
     require,
     require_state,
     translated,
@@ -115,40 +116,10 @@ class Signals(NamedTuple):
         handle.set_overlap()
 
 
-class RoundTrip(LowLatencyLease):
-    """One dispatch and the combines that follow it."""
-
-    __slots__ = ()
-
-    form: LowLatencyForm
-
-    @property
-    def handle(self) -> Handle:
-        require_state(not self.form.pool.is_closed, "the buffer of this handle is destroyed")
-        return self.taken
-
-    def look(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the rows came from; the library is asked once."""
-        if self.sources is None:
-            (local, slots, _), device = self.form.shape, self.topk_idx.device
-            tokens = torch.empty(local, slots, dtype=torch.int32, device=device)
-            ranges = torch.empty(local, slots // self.form.max_tokens, dtype=torch.int64, device=device)
-            self.handle.sources(tokens, ranges)
-            self.sources = tokens, ranges
-        found: tuple[torch.Tensor, torch.Tensor] = self.sources
-        return found
-
-    def dispatched(self) -> torch.Tensor:
-        """The choices [T, K] that were dispatched; the caller's tensor may hold others by now."""
-        ids = torch.empty(self.topk_idx.shape, dtype=torch.int32, device=self.topk_idx.device)
-        self.handle.routing(ids)
-        return ids
-
-
 class LowLatencyHandle(LazyTuple):
     """What a low-latency dispatch returns: (src_info, layout_range, M, H, E).
 
-    The first two are read from the library on access; until then the RoundTrip takes their places.
+    The first two are read from the library on access, once; the lease of the dispatch takes their places.
     """
 
     __slots__ = ()
@@ -156,12 +127,21 @@ class LowLatencyHandle(LazyTuple):
     _placeholder = LowLatencyLease
 
     @property
-    def round_trip(self) -> RoundTrip:
-        found: RoundTrip = tuple.__getitem__(self, 0)
+    def lease(self) -> LowLatencyLease:
+        found: LowLatencyLease = tuple.__getitem__(self, 0)
         return found
 
     def _made(self, place: int) -> torch.Tensor:
-        return self.round_trip.look()[place]
+        lease = self.lease
+        if lease.sources is None:
+            require_state(not lease.form.pool.is_closed, "the buffer of this handle is destroyed")
+            (local, slots, _), device = lease.form.shape, lease.topk_idx.device
+            tokens = torch.empty(local, slots, dtype=torch.int32, device=device)
+            ranges = torch.empty(local, slots // lease.form.max_tokens, dtype=torch.int64, device=device)
+            lease.taken.sources(tokens, ranges)
+            lease.sources = tokens, ranges
+        found: torch.Tensor = lease.sources[place]
+        return found
 
 
 class LowLatency:
@@ -317,7 +297,6 @@ class LowLatency:
         return LowLatencyForm(
             pool,
             topk,
-            pool.free(topk),
             (max_tokens, hidden, num_experts),
             PieceMaker(device, local),
             self._pair(torch.float8_e4m3fn if use_fp8 else torch.bfloat16, device, (local, slots, hidden)),
@@ -325,7 +304,6 @@ class LowLatency:
             TensorMaker(torch.bfloat16, device, (num_tokens, hidden)),
             bool(by_column),
             bool(round_scale),
-            pool.is_cpu,
         )
 
     def _pair(
@@ -360,31 +338,34 @@ class LowLatency:
         signals: Signals | None = None,
     ) -> tuple[torch.Tensor, Finish | None]:
         """(combined_x, the receive half if is_split)."""
-        round_trip = self.round_trip_of(handle)
-        is_received = not round_trip.is_pending
-        message = "handle: its earlier call has not received yet: call the hook that it returned first"
-        require_state(is_received, message)
-        form, given = round_trip.form, (topk_idx, topk_weights, out, waiting)
+        lease = self.lease_of(handle)
+        if lease.is_pending:
+            refuse_state("handle: its earlier call has not received yet: call the hook that it returned first")
+        form, given = lease.form, (topk_idx, topk_weights, out, waiting)
         if zero_copy:
-            buffer = round_trip.combine_buffer
-            message = "zero_copy is True, but get_next_low_latency_combine_buffer was not called for this handle"
-            require_state(buffer is not None, message)
+            buffer = lease.combine_buffer
+            if buffer is None:
+                refuse_state(
+                    "zero_copy is True, but get_next_low_latency_combine_buffer was not called for this handle"
+                )
             if x.shape != buffer.shape:
                 refuse(f"x is {describe(x)}, expected as the combine buffer")
             x = buffer
         if form.combines.find(x, *given) is None:
-            _check_combine(round_trip, x, *given, self.ranks.size)
+            _check_combine(lease, x, *given, self.ranks.size)
             form.combines.keep(True, x, *given)
-        ids = round_trip.topk_idx
-        if not round_trip.is_as_dispatched(topk_idx):
-            ids, topk_weights = as_dispatched(round_trip.dispatched(), topk_idx, topk_weights)
+        ids = lease.topk_idx
+        if not lease.is_as_dispatched(topk_idx):
+            dispatched = torch.empty(ids.shape, dtype=torch.int32, device=ids.device)
+            lease.taken.routing(dispatched)  # the caller's tensor may hold other choices by now
+            ids, topk_weights = as_dispatched(dispatched, topk_idx, topk_weights)
         try:
             if signals is not None:
-                signals.apply(round_trip.handle, form.shape, round_trip.topk_idx.device)
-            sums, receive = round_trip.combine(x, ids, topk_weights.contiguous(), out, is_split)
+                signals.apply(lease.taken, form.shape, lease.topk_idx.device)
+            sums, receive = lease.combine(x, ids, topk_weights.contiguous(), out, is_split)
         finally:
             if signals is not None:
-                signals.end(round_trip.handle)
+                signals.end(lease.taken)
         if waiting is None:
             return sums, receive
         if is_split:
@@ -404,21 +385,19 @@ class LowLatency:
             own[rank + 1 :] += elapsed
 
     def combine_buffer(self, handle: Any) -> torch.Tensor:
-        round_trip = self.round_trip_of(handle)
-        if round_trip.combine_buffer is not None:
-            kept: torch.Tensor = round_trip.combine_buffer
-            return kept
-        of = torch.bfloat16, round_trip.topk_idx.device, round_trip.form.shape
-        made: torch.Tensor = self._pair(*of, of_combine=True)(is_capturing())
-        round_trip.combine_buffer = made
-        return made
+        lease = self.lease_of(handle)
+        if lease.combine_buffer is None:
+            of = torch.bfloat16, lease.topk_idx.device, lease.form.shape
+            lease.combine_buffer = self._pair(*of, of_combine=True)(is_capturing())
+        buffer: torch.Tensor = lease.combine_buffer
+        return buffer
 
-    def round_trip_of(self, handle: Any) -> RoundTrip:
+    def lease_of(self, handle: Any) -> LowLatencyLease:
         if not isinstance(handle, LowLatencyHandle):
             refuse(f"handle is of type {type(handle).__name__}, expected one that low_latency_dispatch returned")
-        is_own = handle.round_trip.form.pool in self.pools
+        is_own = handle.lease.form.pool in self.pools
         require_state(is_own, "handle is of another buffer: pass it to the buffer that dispatched")
-        return handle.round_trip
+        return handle.lease
 
     def close(self) -> None:
         for pool in self.pools:
@@ -460,14 +439,9 @@ def as_dispatched(
 
 
 def _check_combine(
-    round_trip: RoundTrip, x: Any, topk_idx: Any, topk_weights: Any, out: Any, waiting: Any, num_ranks: int
+    lease: LowLatencyLease, x: Any, topk_idx: Any, topk_weights: Any, out: Any, waiting: Any, num_ranks: int
 ) -> None:
-    own, device, shape, bf16 = (
-        round_trip.topk_idx.shape,
-        round_trip.topk_idx.device,
-        round_trip.form.shape,
-        (torch.bfloat16,),
-    )
+    own, device, shape, bf16 = lease.topk_idx.shape, lease.topk_idx.device, lease.form.shape, (torch.bfloat16,)
     check_tensor("x", x, shape, bf16, device, True, ", as dispatch returned it")
     check_tensor("topk_idx", topk_idx, own, ID_TYPES, device, note=", as in dispatch")
     check_tensor("topk_weights", topk_weights, own, (torch.float32,), device)
