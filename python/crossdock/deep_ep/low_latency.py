@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from crossdock._core import (
     Algorithm,
     Forms,
-    Handle,
     Layout,
     LowLatencyForm,
     LowLatencyLease,
@@ -55,7 +55,6 @@ MOST_PAIRS = 8  # kinds of tensors, [L, R*M, H] or scales, whose memories a Buff
 
 # The receive half of an operation whose send half has been called.
 Finish = Callable[[], None]
-Shape = tuple[int, int, int]
 
 
 def explained(error: Error) -> Error:
@@ -72,46 +71,38 @@ def explained(error: Error) -> Error:
     return translated(error)
 
 
-class Signals(NamedTuple):
-    """What the experts' kernel adds to while a combine waits for its rows: counters of blocks, or of whole experts."""
+@contextmanager
+def overlapped(
+    lease: LowLatencyLease, comp_signal: Any, block_m: Any, threshold: Any, src_signals: Any, value: Any, num_sms: Any
+) -> Iterator[None]:
+    """Combines of the block send rows while the experts' kernel makes others, once it has added to their counters.
 
-    name: str  # of the argument
-    counters: Any
-    block_rows: int
-    value: int
-    num_sms: int
-
-    @classmethod
-    def of(cls, comp_signal: Any, block_m: Any, threshold: Any, src_signals: Any, value: Any, num_sms: Any) -> Signals:
-        """Either set of SGLang's arguments: counters of blocks, with block_m and threshold, or of experts."""
-        given = (comp_signal is not None) + (src_signals is not None)
-        if given != 1:
-            refuse(f"overlap is True with {given} of comp_signal and src_signals, expected one of them")
-        sms = 0 if num_sms is None else num_sms
-        check_count("num_sms", sms, 0, most=INT32_MAX)
-        if src_signals is None:
-            check_count("block_m", block_m, 1, most=INT32_MAX)
-            check_count("threshold", threshold, 1, most=INT32_MAX)
-            return cls("comp_signal", comp_signal, block_m, threshold, sms)
+    Either set of SGLang's arguments: counters of blocks, with block_m and threshold, or of whole experts, with value.
+    """
+    given = (comp_signal is not None) + (src_signals is not None)
+    if given != 1:
+        refuse(f"overlap is True with {given} of comp_signal and src_signals, expected one of them")
+    num_sms = 0 if num_sms is None else num_sms
+    check_count("num_sms", num_sms, 0, most=INT32_MAX)
+    if src_signals is None:
+        check_count("block_m", block_m, 1, most=INT32_MAX)
+        check_count("threshold", threshold, 1, most=INT32_MAX)
+        name, counters, value = "comp_signal", comp_signal, threshold
+    else:
         check_count("src_signal_expect_value", value, 1, most=INT32_MAX)
-        return cls("src_signals", src_signals, INT32_MAX, value, sms)
-
-    def apply(self, handle: Handle, shape: Shape, device: torch.device) -> None:
-        """To the handle's next combine. shape: of its rows."""
-        experts, slots, _ = shape
-        least = experts * -(-slots // self.block_rows)
-        is_counters = isinstance(self.counters, torch.Tensor) and self.counters.dtype in (torch.int32, torch.uint32)
-        fits = is_counters and self.counters.is_contiguous() and self.counters.numel() >= least
-        if not fits or self.counters.device != device:
-            expected = f"a contiguous int32 or uint32 tensor with at least {least} elements on {device}"
-            refuse(f"{self.name} is {describe(self.counters)}, expected {expected}")
-        handle.set_sms(self.num_sms)
-        handle.set_overlap(
-            done=self.counters.view(torch.int32).view(-1), block_rows=min(self.block_rows, slots), done_value=self.value
-        )
-
-    @staticmethod
-    def end(handle: Handle) -> None:
+        name, counters, block_m = "src_signals", src_signals, INT32_MAX
+    (experts, slots, _), device = lease.form.shape, lease.topk_idx.device
+    least = experts * -(-slots // block_m)
+    fits = isinstance(counters, torch.Tensor) and counters.dtype in (torch.int32, torch.uint32)
+    if not fits or not counters.is_contiguous() or counters.numel() < least or counters.device != device:
+        expected = f"a contiguous int32 or uint32 tensor with at least {least} elements on {device}"
+        refuse(f"{name} is {describe(counters)}, expected {expected}")
+    handle, done = lease.taken, counters.view(torch.int32).view(-1)
+    try:
+        handle.set_sms(num_sms)
+        handle.set_overlap(done=done, block_rows=min(block_m, slots), done_value=value)
+        yield
+    finally:
         handle.set_sms(0)
         handle.set_overlap()
 
@@ -335,9 +326,9 @@ class LowLatency:
         out: torch.Tensor | None,
         waiting: torch.Tensor | None,
         is_split: bool,
-        signals: Signals | None = None,
+        signals: tuple[Any, ...] | None,
     ) -> tuple[torch.Tensor, Finish | None]:
-        """(combined_x, the receive half if is_split)."""
+        """(combined_x, the receive half if is_split). signals: arguments of overlapped."""
         lease = self.lease_of(handle)
         if lease.is_pending:
             refuse_state("handle: its earlier call has not received yet: call the hook that it returned first")
@@ -359,13 +350,8 @@ class LowLatency:
             dispatched = torch.empty(ids.shape, dtype=torch.int32, device=ids.device)
             lease.taken.routing(dispatched)  # the caller's tensor may hold other choices by now
             ids, topk_weights = as_dispatched(dispatched, topk_idx, topk_weights)
-        try:
-            if signals is not None:
-                signals.apply(lease.taken, form.shape, lease.topk_idx.device)
+        with nullcontext() if signals is None else overlapped(lease, *signals):
             sums, receive = lease.combine(x, ids, topk_weights.contiguous(), out, is_split)
-        finally:
-            if signals is not None:
-                signals.end(lease.taken)
         if waiting is None:
             return sums, receive
         if is_split:

@@ -36,7 +36,7 @@ from crossdock.deep_ep.checks import (
 )
 from crossdock.deep_ep.config import Config
 from crossdock.deep_ep.handles import DispatchHandle
-from crossdock.deep_ep.low_latency import LowLatency, Signals, explained
+from crossdock.deep_ep.low_latency import LowLatency, explained
 from crossdock.deep_ep.normal import Normal, expect_alike
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.streams import CommStream, Event
@@ -400,10 +400,7 @@ class Buffer(Shared):
           as many as without overlap.
         - packed_recv_count: has no effect. The combine knows the rows of each expert.
         """
-        signals = None
-        if overlap:
-            value = src_signal_expect_value
-            signals = Signals.of(comp_signal, block_m, threshold, src_signals, value, num_sms)
+        signals = (comp_signal, block_m, threshold, src_signals, src_signal_expect_value, num_sms) if overlap else None
         low_latency, is_split = self._low_latency(async_finish, return_recv_hook), bool(return_recv_hook)
         waiting = combine_wait_recv_cost_stats
         try:
