@@ -9,7 +9,7 @@ import torch
 
 from crossdock._core import ElasticLease, count_routing
 from crossdock.deep_ep.agreement import Agreement, call_form
-from crossdock.deep_ep.checks import check_weights, refuse
+from crossdock.deep_ep.checks import check_normal, check_values, check_weights, check_x, refuse
 from crossdock.deep_ep.elastic_groups import Biases, ElasticGroups, Kind
 from crossdock.deep_ep.handles import DispatchHandle
 from crossdock.deep_ep.rows import bytes_either_way, tag_of_dispatch
@@ -27,11 +27,13 @@ def targets_of(is_token_in_rank: torch.Tensor) -> torch.Tensor:
     return torch.where(is_token_in_rank.gather(1, ranks), ranks, -1)
 
 
-def expect_alike(layout: tuple[torch.Tensor, torch.Tensor, torch.Tensor], topk_idx: torch.Tensor | None) -> None:
+def expect_alike(layout: tuple[Any, Any, Any], topk_idx: torch.Tensor | None) -> None:
     """Checks that a layout's parts and topk_idx match; not on GPUs, where the check would wait for the device."""
     per_rank, is_in_rank, per_expert = layout
     if not is_in_rank.is_cpu:
         return
+    if topk_idx is not None:
+        check_values(topk_idx, per_expert.shape[0])
     if not torch.equal(is_in_rank.sum(dim=0, dtype=torch.int32), per_rank):
         found = is_in_rank.sum(dim=0).tolist()
         refuse(f"num_tokens_per_rank is {per_rank.tolist()}, is_token_in_rank has {found} for the ranks")
@@ -62,18 +64,17 @@ class Normal(ElasticGroups):
         self,
         x: torch.Tensor,
         scales: torch.Tensor | None,
-        per_rank: torch.Tensor,
-        is_in_rank: torch.Tensor,
-        per_expert: torch.Tensor,
-        topk_idx: torch.Tensor | None,
-        topk_weights: torch.Tensor | None,
-        alignment: int,
-        num_worst_tokens: int,
+        layout: tuple[Any, Any, Any],
+        routing: tuple[Any, Any, int, int],
         has_nodes: bool,
         sms: int,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int], DispatchHandle]:
-        """A fresh one; arguments are checked."""
+        """A fresh one. layout: per rank, is_in_rank, per expert; routing: ids, weights, alignment, num_worst_tokens."""
         ranks, device, is_cpu = self.ranks, x.device, x.is_cpu
+        check_x(x, scales)
+        check_normal(*layout, *routing, x, ranks.size)
+        (per_rank, is_in_rank, per_expert), (topk_idx, topk_weights, alignment, num_worst_tokens) = layout, routing
+        expect_alike(layout, topk_idx)
         num_experts, topk = per_expert.shape[0], topk_idx.shape[1] if topk_idx is not None else 0
         kind, counts, worst = "with topk_idx" if topk_idx is not None else "without topk_idx", None, num_worst_tokens
         if num_worst_tokens > 0:

@@ -22,11 +22,9 @@ from crossdock.deep_ep.checks import (
     biases_of,
     check_count,
     check_counts,
-    check_normal,
     check_tensor,
     check_topk_idx,
     check_values,
-    check_x,
     is_tensor,
     is_whole,
     refuse,
@@ -37,7 +35,7 @@ from crossdock.deep_ep.checks import (
 from crossdock.deep_ep.config import Config
 from crossdock.deep_ep.handles import DispatchHandle
 from crossdock.deep_ep.low_latency import LowLatency, explained
-from crossdock.deep_ep.normal import Normal, expect_alike
+from crossdock.deep_ep.normal import Normal
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.streams import CommStream, Event
 from crossdock.deep_ep.utils.event import EventHandle, EventOverlap
@@ -256,20 +254,15 @@ class Buffer(Shared):
         """
         runtime, sms = self._open(), sizes.sms_of(config, Buffer.num_sms)
         values, scales = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
+        is_tensor("x", values)
         if handle is not None:
-            is_tensor("x", values)
             require(topk_idx is None and topk_weights is None, "topk_idx and topk_weights: not allowed with a handle")
             again, send = (runtime.normal.lease_of(handle), values, scales, None, None, sms), runtime.normal.send_again
             (received, _, _), event = runtime.stream.run(values.device, send, again, previous_event, async_finish)
             return received, None, None, None, None, event
-        check_x(values, scales)
-        layout: Any = num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert
+        layout = num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert
         routing = topk_idx, topk_weights, expert_alignment, num_worst_tokens
-        check_normal(*layout, *routing, values, self.group_size)
-        if topk_idx is not None:
-            check_values(topk_idx, layout[2].shape[0])
-        expect_alike(layout, topk_idx)
-        fresh = values, scales, *layout, *routing, num_tokens_per_rdma_rank is not None, sms
+        fresh = values, scales, layout, routing, num_tokens_per_rdma_rank is not None, sms
         made, event = runtime.stream.run(values.device, runtime.normal.dispatch, fresh, previous_event, async_finish)
         return *made, event
 
