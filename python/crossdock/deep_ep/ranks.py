@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import secrets
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,7 @@ from crossdock import nccl
 from crossdock._core import Communicator, Group
 from crossdock.deep_ep.checks import refuse, refuse_state, require, translated
 from crossdock.errors import InvalidUsage
-from crossdock.torch.communicators import introduce, name_of_host
+from crossdock.torch.communicators import gather_of, introduce, name_of_host
 
 
 def expect_group(group: Any) -> None:
@@ -34,7 +33,10 @@ def expect_group(group: Any) -> None:
 
 def hosts_of(group: Any) -> list[str]:
     """The host's name of each rank of a ProcessGroup or Communicator; collective."""
-    return _gather_of(group, None)[2](name_of_host())
+    if isinstance(group, Communicator):
+        return [os.fsdecode(part).rstrip() for part in group.all_gather(os.fsencode(name_of_host()).ljust(256))]
+    expect_group(group)
+    return gather_of(group)(name_of_host())
 
 
 def node_size_of(hosts: list[str]) -> int:
@@ -45,9 +47,10 @@ def node_size_of(hosts: list[str]) -> int:
 
 def size_of(group: Any) -> int:
     """How many ranks a ProcessGroup or Communicator has."""
-    if not isinstance(group, Communicator):
-        expect_group(group)
-    return group.num_ranks if isinstance(group, Communicator) else int(group.size())
+    if isinstance(group, Communicator):
+        return group.num_ranks
+    expect_group(group)
+    return int(group.size())
 
 
 @dataclass
@@ -103,29 +106,15 @@ def close_dropped(comm: Communicator) -> None:
         own[name].close()
 
 
-def _gather_of(group: Any, comm: Any) -> tuple[int, int, Callable[[Any], list[Any]]]:
-    """Rank, number of ranks, and a function that gathers an object, over a Communicator a short text, from all."""
-    if isinstance(group, Communicator):
-        cpus: Communicator = group
-
-        def gather_text(own: str) -> list[str]:
-            return [os.fsdecode(part).rstrip() for part in cpus.all_gather(os.fsencode(own).ljust(256))]
-
-        return cpus.rank, cpus.num_ranks, gather_text
+def _joined(group: Any, comm: Any) -> Communicator:
+    """A communicator of the ranks of a ProcessGroup, or of mpi4py's comm."""
     if group is not None:
         expect_group(group)
-        rank, num_ranks = int(group.rank()), int(group.size())
-
-        def gather(own: Any) -> list[Any]:
-            gathered: list[Any] = [None] * num_ranks
-            dist.all_gather_object(gathered, own, group=group)
-            return gathered
-
-        return rank, num_ranks, gather
+        return introduce(int(group.rank()), int(group.size()), gather_of(group))
     for name in ("Get_rank", "Get_size", "allgather"):
         if not hasattr(comm, name):
             refuse(f"comm is of type {type(comm).__name__}, which has no {name}, as mpi4py's have")
-    return comm.Get_rank(), comm.Get_size(), comm.allgather
+    return introduce(comm.Get_rank(), comm.Get_size(), comm.allgather)
 
 
 def said(settings: Settings) -> bytes:
@@ -158,11 +147,9 @@ class Ranks:
         require(group is not None or comm is not None, "group and comm are None, expected one of them")
         if isinstance(comm, Communicator) and group is None:
             group = comm
-        rank, num_ranks, gather = _gather_of(group, comm)
         is_given = isinstance(group, Communicator)
         require(not is_given or group.is_cpu, "comm is a communicator of GPUs, allowed here: one of CPUs")
-        hosts = gather(name_of_host())
-        self.cpus: Communicator = group if is_given else introduce(rank, num_ranks, gather)
+        self.cpus: Communicator = group if is_given else _joined(group, comm)
         close_dropped(self.cpus)
         self.rank, self.size = self.cpus.rank, self.cpus.num_ranks
         settings = settings or {}
@@ -172,7 +159,7 @@ class Ranks:
         self._drop = weakref.finalize(self, _dropped.append, self.resources)
         self._drop.atexit = False  # type: ignore[attr-defined]
         expect_same(settings, parts)
-        self.node_size = node_size_of(hosts)
+        self.node_size = node_size_of(hosts_of(self.cpus))
 
     @property
     def num_nodes(self) -> int:

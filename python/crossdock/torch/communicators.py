@@ -33,14 +33,18 @@ def communicator_of(group: Any = None) -> Communicator:
         raise InvalidUsage(f"rank {dist.get_rank()} is not in the process group: only its members call communicator_of")
     if dist.get_backend(group) == "nccl":
         return _borrowed(group)
-    num_ranks = dist.get_world_size(group)
+    return introduce(dist.get_rank(group), dist.get_world_size(group), gather_of(group))
+
+
+def gather_of(group: Any) -> Callable[[Any], list[Any]]:
+    """A function that gathers an object of each rank of a process group; collective."""
 
     def gather(own: Any) -> list[Any]:
-        gathered: list[Any] = [None] * num_ranks
+        gathered: list[Any] = [None] * group.size()
         dist.all_gather_object(gathered, own, group=group)
         return gathered
 
-    return introduce(dist.get_rank(group), num_ranks, gather)
+    return gather
 
 
 def introduce(rank: int, num_ranks: int, gather: Callable[[Any], list[Any]]) -> Communicator:
