@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from crossdock.deep_ep.config import align
-from crossdock.torch.quantise import BLOCK, LARGEST, SMALLEST_AMAX
+from crossdock.torch.quantise import BLOCK, from_fp8, to_fp8
 
 __all__ = [
     "align",
@@ -61,10 +61,7 @@ def calc_diff(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def per_token_cast_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[T, H] -> (e4m3 [T, H], fp32 [T, H / 128]); H a multiple of 128."""
-    blocks = x.float().view(x.shape[0], x.shape[1] // BLOCK, BLOCK)
-    amax = blocks.abs().amax(dim=2).clamp_min(SMALLEST_AMAX)
-    values = (blocks * (LARGEST / amax.unsqueeze(2))).to(torch.float8_e4m3fn)
-    return values.view(x.shape), amax / LARGEST
+    return to_fp8(x)
 
 
 def per_token_cast_back(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -72,10 +69,7 @@ def per_token_cast_back(values: torch.Tensor, scales: torch.Tensor) -> torch.Ten
     if scales.dtype == torch.int32:
         packed = scales.clone(memory_format=torch.contiguous_format)  # also where a single column has any stride
         scales = (packed.view(torch.uint8).int() << 23).view(torch.float32)
-    if values.numel() == 0:
-        return values.to(torch.bfloat16)
-    blocks = values.float().view(values.shape[0], -1, BLOCK) * scales.view(values.shape[0], -1, 1)
-    return blocks.view(values.shape).to(torch.bfloat16)
+    return from_fp8(values, scales.view(*values.shape[:-1], values.shape[-1] // BLOCK), torch.bfloat16)
 
 
 def inplace_unique(x: torch.Tensor, num_slots: int) -> None:
