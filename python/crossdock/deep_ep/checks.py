@@ -155,7 +155,6 @@ def check_values(topk_idx: torch.Tensor, num_experts: int) -> None:
         refuse(f"topk_idx has the value {largest}, allowed: below num_experts ({num_experts})")
 
 
-@once_per_form
 def check_x(values: Any, scales: Any) -> None:
     """x of a dispatch, with its scales or None."""
     check_tensor("x", values, ("tokens", "hidden"), (), dense=True)
@@ -192,6 +191,8 @@ def check_beside(topk_idx: torch.Tensor, topk_weights: Any, statistics: Any, num
 
 @once_per_form
 def check_normal(
+    values: Any,
+    scales: Any,
     per_rank: Any,
     is_in_rank: Any,
     per_expert: Any,
@@ -199,10 +200,10 @@ def check_normal(
     topk_weights: Any,
     alignment: int,
     num_worst_tokens: int,
-    values: torch.Tensor,
     num_ranks: int,
 ) -> None:
-    """A fresh dispatch in normal mode, all but x and the values; the first three: of get_dispatch_layout."""
+    """A fresh dispatch in normal mode, all but the values; per_rank .. per_expert: of get_dispatch_layout."""
+    check_x(values, scales)
     device, int32 = values.device, (torch.int32,)
     counts: dict[str, tuple[Any, Sequence[int | str], Sequence[torch.dtype]]] = {
         "num_tokens_per_rank": (per_rank, (num_ranks,), int32),

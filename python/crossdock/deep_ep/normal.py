@@ -9,7 +9,7 @@ import torch
 
 from crossdock._core import ElasticLease, count_routing
 from crossdock.deep_ep.agreement import Agreement, call_form
-from crossdock.deep_ep.checks import check_normal, check_values, check_weights, check_x, refuse
+from crossdock.deep_ep.checks import check_normal, check_values, check_weights, refuse
 from crossdock.deep_ep.elastic_groups import Biases, ElasticGroups, Kind
 from crossdock.deep_ep.handles import DispatchHandle
 from crossdock.deep_ep.rows import bytes_either_way, tag_of_dispatch
@@ -71,8 +71,7 @@ class Normal(ElasticGroups):
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int], DispatchHandle]:
         """A fresh one. layout: per rank, is_in_rank, per expert; routing: ids, weights, alignment, num_worst_tokens."""
         ranks, device, is_cpu = self.ranks, x.device, x.is_cpu
-        check_x(x, scales)
-        check_normal(*layout, *routing, x, ranks.size)
+        check_normal(x, scales, *layout, *routing, ranks.size)
         (per_rank, is_in_rank, per_expert), (topk_idx, topk_weights, alignment, num_worst_tokens) = layout, routing
         expect_alike(layout, topk_idx)
         num_experts, topk = per_expert.shape[0], topk_idx.shape[1] if topk_idx is not None else 0
