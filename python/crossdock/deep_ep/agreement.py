@@ -59,7 +59,9 @@ class Agreement:
     def __init__(
         self, ranks: Ranks, form: Settings, tokens: int, rows: int, counts: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
-        counted = b"" if counts is None else _bytes_of(*counts)
+        counted: bytes = b""
+        if counts is not None:
+            counted = host_bytes(*counts) or torch.cat(counts).int().cpu().numpy().tobytes()
         # The same size in all calls, so that a mismatch between ranks is found and reported.
         first = counted[:_FIRST_BYTES].ljust(_FIRST_BYTES, b"\0")
         parts = ranks.gather(said(form) + _OWN.pack(tokens, rows) + first)
@@ -93,11 +95,3 @@ class Agreement:
         first = _FIRST_COUNT + self._num_ranks + self._rank * self._local
         found = column_sums(self._parts, first, self._local)
         return found if alignment == 1 else [align(count, alignment) for count in found]
-
-
-def _bytes_of(per_rank: torch.Tensor, per_expert: torch.Tensor) -> bytes:
-    """Of int32."""
-    counted: bytes | None = host_bytes(per_rank, per_expert)
-    if counted is None:
-        counted = torch.cat([per_rank, per_expert]).int().cpu().numpy().tobytes()
-    return counted

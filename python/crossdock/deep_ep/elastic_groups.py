@@ -85,13 +85,10 @@ class ElasticGroups:
         return self._plans.get(kind) or self._make_plan(kind)
 
     def _make_plan(self, kind: Kind) -> ElasticPlan:
-        pool = self._pool(kind, Algorithm.LOW_LATENCY) if self._is_small(kind) else None
-        is_low_latency = pool is not None
-        if pool is None:
-            pool = self._pool(kind, Algorithm.HIGH_THROUGHPUT)
-        assert pool is not None
+        low_latency = self._pool(kind, Algorithm.LOW_LATENCY) if self._is_small(kind) else None
+        pool = low_latency or self._pool(kind, Algorithm.HIGH_THROUGHPUT)
         made_for = kind.device, self.ranks.size, kind.num_experts, kind.topk, kind.alignment, kind.origin_stride
-        plan = ElasticPlan(pool, is_low_latency, *made_for, kind.by_expert, kind.own_weights)
+        plan = ElasticPlan(pool, low_latency is not None, *made_for, kind.by_expert, kind.own_weights)
         return self._plans.setdefault(kind, plan)
 
     def _is_small(self, kind: Kind) -> bool:
@@ -138,7 +135,7 @@ class ElasticGroups:
             invariant=kind.by_expert and self.adds_choices,
             **fields,
         )
-        pool.owner, pool.topk = self, topk
+        pool.topk = topk
         self._made.append(pool)
         if is_low_latency:
             if pool.group.traffic().lsa_team_size != self.ranks.size:
@@ -156,7 +153,7 @@ class ElasticGroups:
         """The lease of a handle; kind: what that should be."""
         if not isinstance(lease, ElasticLease):
             refuse(f"handle is of type {type(handle).__name__}, expected {kind}")
-        if lease.plan.pool.owner is not self:
+        if lease.plan.pool not in self._made:
             refuse_state("handle is of another buffer: pass it to the buffer whose dispatch returned it")
         return lease
 

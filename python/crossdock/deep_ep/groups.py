@@ -40,8 +40,7 @@ class PooledGroup:
         self._layout = layout
         self.max_tokens: int = fields["max_dispatch_tokens_per_rank"]
         self.row_bytes: int = fields["max_token_bytes"]
-        self.owner: Any = None  # these two are for the owner
-        self.topk = 0
+        self.topk = 0  # for the owner
         # By top-k: of eager calls, and of captured ones.
         self._free: dict[int, list[Handle]] = {}
         self._free_captured: dict[int, list[Handle]] = {}
@@ -64,11 +63,9 @@ class PooledGroup:
 
     def free(self, num_topk: int) -> list[Handle]:
         """Unused handles of eager calls."""
-        return self._free[num_topk] if num_topk in self._free else self._begin(num_topk)
-
-    def _begin(self, num_topk: int) -> list[Handle]:
-        spare = 0 if self.is_cpu or is_capturing() else SPARE
-        self._free_captured[num_topk] = [self.group.init_handle(self._layout, num_topk) for _ in range(spare)]
+        if num_topk not in self._free:
+            spare = 0 if self.is_cpu or is_capturing() else SPARE
+            self._free_captured[num_topk] = [self.group.init_handle(self._layout, num_topk) for _ in range(spare)]
         return self._free.setdefault(num_topk, [])
 
     def close(self) -> None:
