@@ -181,7 +181,7 @@ def check_routing(
 
 
 def check_beside(topk_idx: torch.Tensor, topk_weights: Any, statistics: Any, num_local: int) -> None:
-    """num_local: experts of a rank."""
+    """Weights and statistics, which may be None; num_local: experts of a rank."""
     if topk_weights is not None:
         check_tensor("topk_weights", topk_weights, topk_idx.shape, (torch.float32,), topk_idx.device)
     if statistics is not None:
@@ -204,16 +204,14 @@ def check_normal(
 ) -> None:
     """A fresh dispatch in normal mode, all but the values; per_rank .. per_expert: of get_dispatch_layout."""
     check_x(values, scales)
-    device, int32 = values.device, (torch.int32,)
-    counts: dict[str, tuple[Any, Sequence[int | str], Sequence[torch.dtype]]] = {
-        "num_tokens_per_rank": (per_rank, (num_ranks,), int32),
-        "is_token_in_rank": (is_in_rank, (values.shape[0], num_ranks), (torch.bool,)),
-        "num_tokens_per_expert": (per_expert, ("num_experts",), int32),
-    }
-    for name, (tensor, sizes, dtypes) in counts.items():
+    for name, tensor, sizes, dtype in (
+        ("num_tokens_per_rank", per_rank, (num_ranks,), torch.int32),
+        ("is_token_in_rank", is_in_rank, (values.shape[0], num_ranks), torch.bool),
+        ("num_tokens_per_expert", per_expert, ("num_experts",), torch.int32),
+    ):
         if tensor is None:
             refuse(f"{name} is None, expected what get_dispatch_layout returned (or a handle)")
-        check_tensor(name, tensor, sizes, dtypes, device)
+        check_tensor(name, tensor, sizes, (dtype,), values.device)
     num = len(per_expert)
     if num == 0 or num % num_ranks != 0:
         refuse(f"num_tokens_per_expert has {num} numbers, expected a positive multiple of {num_ranks}")

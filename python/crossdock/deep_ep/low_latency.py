@@ -26,6 +26,7 @@ from crossdock.deep_ep.checks import (
     ID_TYPES,
     INT32_MAX,
     WrongCall,
+    check_beside,
     check_count,
     check_tensor,
     check_topk_idx,
@@ -274,11 +275,9 @@ class LowLatency:
             refuse(f"x has {hidden} columns, allowed here: multiples of {unit}")
         require(not use_ue8m0 or round_scale, "use_ue8m0 is True and round_scale False, allowed: both True")
         require(not use_ue8m0 or use_fp8, "use_ue8m0 is True and use_fp8 False, allowed: both True")
-        if statistics is not None:
-            sizes = (num_experts // size,)
-            check_tensor("cumulative_local_expert_recv_stats", statistics, sizes, (torch.int32,), x.device)
-        _check_waiting("dispatch_wait_recv_cost_stats", waiting, size, device)
         local, slots = num_experts // size, size * max_tokens
+        check_beside(topk_idx, None, statistics, local)
+        _check_waiting("dispatch_wait_recv_cost_stats", waiting, size, device)
         pool = self.pool(device, max_tokens, hidden, num_experts)
         by_column, scales = use_fp8 and not use_ue8m0, None
         if use_fp8:
