@@ -144,7 +144,7 @@ nb::object end_call(const nb::object& object, LowLatencyLease& lease, Handle& ha
 }
 
 nb::object dispatch_along(nb::handle object, nb::handle x, nb::handle topk_idx, bool is_split, const Turn& turn) {
-    const auto& form = nb::cast<const LowLatencyForm&>(object);
+    auto& form = nb::cast<LowLatencyForm&>(object);
     if (form.is_cpu) expect_room_for_routing(topk_idx, form.num_experts, form.max_tokens);
     const Types& types = Types::get();
     nb::object made = nb::inst_alloc(nb::type<LowLatencyLease>());
@@ -157,7 +157,7 @@ nb::object dispatch_along(nb::handle object, nb::handle x, nb::handle topk_idx, 
     const bool is_captured = (!form.is_cpu || turn.has_streams()) && is_capturing();
     lease.take(form.pool, form.free, form.num_topk, is_captured);
     const auto make = [&](const nb::object& maker) { return nb::cast<PairMaker&>(maker).make(is_captured); };
-    const nb::object counts = nb::cast<PieceMaker&>(form.counts).make(is_captured);
+    const nb::object counts = form.counts.make(is_captured);
     const nb::object rows = make(form.rows);
     const nb::object scales = form.scales.is_none() ? nb::none() : make(form.scales);
     auto& handle = nb::cast<Handle&>(lease.taken);
@@ -204,7 +204,7 @@ std::pair<nb::object, nb::object> combine_along(const nb::object& object, LowLat
                                                 nb::handle topk_weights, nb::handle out, bool is_split,
                                                 nb::handle stream) {
     auto& handle = nb::cast<Handle&>(lease.taken);
-    const nb::object sums = out.is_none() ? nb::cast<const TensorMaker&>(form.sums).make() : nb::borrow(out);
+    const nb::object sums = out.is_none() ? form.sums.make() : nb::borrow(out);
     if (!lease.bound.is(ids)) {
         handle.rebind(ids);
         lease.bound = nb::borrow(ids);
@@ -244,13 +244,15 @@ bool LowLatencyLease::is_as_dispatched(nb::handle ids) const {
 }
 
 int LowLatencyForm::visit(visitproc visit, void* arg) const {
-    for (const nb::object* held : {&pool, &free, &numbers, &counts, &rows, &scales, &sums}) Py_VISIT(held->ptr());
-    return combines.visit(visit, arg);
+    for (const nb::object* held : {&pool, &free, &numbers, &rows, &scales}) Py_VISIT(held->ptr());
+    const int found = counts.visit(visit, arg);
+    return found != 0 ? found : combines.visit(visit, arg);
 }
 
 void LowLatencyForm::clear() {
     combines.clear();
-    for (nb::object* held : {&pool, &free, &numbers, &counts, &rows, &scales, &sums}) held->reset();
+    counts.clear();
+    for (nb::object* held : {&pool, &free, &numbers, &rows, &scales}) held->reset();
 }
 
 int LowLatencyLease::visit(visitproc visit, void* arg) const {
@@ -270,19 +272,23 @@ void bind_deep_ep_calls(nb::module_& module) {
                                "What follows from the form of a low-latency dispatch's arguments.")
         .def(
             "__init__",
-            [](LowLatencyForm* self, nb::object pool, int num_topk, nb::tuple numbers, nb::object counts,
-               nb::object rows, nb::object scales, nb::object sums, bool transposed_scales, bool round_scales) {
-                const nb::object free = pool.attr("free")(num_topk);
+            [](LowLatencyForm* self, nb::object pool, int num_topk, nb::tuple numbers, nb::handle x, nb::object rows,
+               nb::object scales, bool transposed_scales, bool round_scales) {
+                const nb::object free = pool.attr("free")(num_topk), device = x.attr("device"), shape = x.attr("shape");
                 const bool is_cpu = nb::cast<bool>(pool.attr("is_cpu"));
                 const auto max_tokens = nb::cast<int64_t>(numbers[0]), num_experts = nb::cast<int64_t>(numbers[2]);
+                const PieceMaker counts(device, nb::cast<int64_t>(nb::cast<const PairMaker&>(rows).sizes()[0]));
+                const nb::tuple sizes = nb::make_tuple(shape[0], shape[1]);  // torch.Size is no plain tuple
+                const TensorForm sums = TensorForm::of(x.attr("dtype"), device, sizes, nb::none());
                 new (self)
-                    LowLatencyForm{pool, num_topk,          free,         numbers,    counts,      rows,   scales,
+                    LowLatencyForm{pool, num_topk,          free,         numbers,    rows,        scales, counts,
                                    sums, transposed_scales, round_scales, max_tokens, num_experts, is_cpu, {}};
             },
-            "pool"_a, "num_topk"_a, "numbers"_a, "counts"_a, "rows"_a, "scales"_a.none(), "sums"_a,
-            "transposed_scales"_a, "round_scales"_a,
-            nb::sig("def __init__(self, pool: object, num_topk: int, numbers: tuple[int, int, int], counts: object, "
-                    "rows: object, scales: object, sums: object, transposed_scales: bool, round_scales: bool) -> None"))
+            "pool"_a, "num_topk"_a, "numbers"_a, "x"_a, "rows"_a, "scales"_a.none(), "transposed_scales"_a,
+            "round_scales"_a,
+            nb::sig("def __init__(self, pool: object, num_topk: int, numbers: tuple[int, int, int], x: object, rows: "
+                    "object, scales: object, transposed_scales: bool, round_scales: bool) -> None"),
+            "numbers: (M, H, E); x: tokens of this form; rows, scales: PairMakers.")
         .def_ro("pool", &LowLatencyForm::pool, nb::for_getter(nb::sig("def pool(self) -> typing.Any")))
         .def_prop_ro(
             "shape", [](const LowLatencyForm& form) { return nb::cast<const PairMaker&>(form.rows).sizes(); },

@@ -18,9 +18,9 @@ struct LowLatencyForm {
     int num_topk;                   // of the handles
     nanobind::object free;          // list of handles that eager calls use
     nanobind::object numbers;       // (M, H, E) of the handle that is returned
-    nanobind::object counts;        // a PieceMaker
     nanobind::object rows, scales;  // PairMakers; scales: None for bf16
-    nanobind::object sums;          // a TensorMaker
+    PieceMaker counts;              // of received rows
+    TensorForm sums;                // of combines
     bool transposed_scales;         // else dense, in fp32
     bool round_scales;
     int64_t max_tokens, num_experts;

@@ -188,18 +188,6 @@ void PairMaker::clear() {
 }
 
 void bind_torch_makers(nb::module_& module) {
-    const auto signature = nb::sig(
-        "def __init__(self, dtype: object, device: object, sizes: tuple[int, ...], strides: tuple[int, ...] | None = "
-        "None) -> None");
-    nb::class_<TensorMaker>(module, "TensorMaker",
-                            "Makes tensors of torch that are all alike, their elements undefined.")
-        .def(
-            "__init__",
-            [](TensorMaker* self, nb::handle dtype, nb::handle device, nb::tuple sizes, nb::handle strides) {
-                new (self) TensorMaker(TensorForm::of(dtype, device, sizes, strides));
-            },
-            "dtype"_a, "device"_a, "sizes"_a, "strides"_a.none() = nb::none(), signature)
-        .def("__call__", &TensorMaker::make, nb::sig("def __call__(self) -> typing.Any"));
     nb::class_<PieceMaker>(module, "PieceMaker", nb::type_slots(collected<PieceMaker>()),
                            "Makes short int32 tensors of torch that are all alike, out of memory for many of them, "
                            "their elements undefined.")
@@ -218,7 +206,9 @@ else new memory takes its place. Their elements are undefined.)")
             [](PairMaker* self, nb::handle dtype, nb::handle device, nb::tuple sizes, nb::handle strides) {
                 new (self) PairMaker(TensorForm::of(dtype, device, sizes, strides));
             },
-            "dtype"_a, "device"_a, "sizes"_a, "strides"_a.none() = nb::none(), signature)
+            "dtype"_a, "device"_a, "sizes"_a, "strides"_a.none() = nb::none(),
+            nb::sig("def __init__(self, dtype: object, device: object, sizes: tuple[int, ...], strides: tuple[int, "
+                    "...] | None = None) -> None"))
         .def("__call__", &PairMaker::make, "is_captured"_a,
              nb::sig("def __call__(self, is_captured: bool) -> typing.Any"),
              "is_captured: the current stream is being captured.")

@@ -41,16 +41,6 @@ struct TensorForm {
     nanobind::object make() const { return new_tensor(sizes, strides, dtype, like, device); }
 };
 
-// crossdock._core.TensorMaker: makes tensors that are all alike.
-class TensorMaker {
-  public:
-    explicit TensorMaker(TensorForm form) : form_(std::move(form)) {}
-    nanobind::object make() const { return form_.make(); }
-
-  private:
-    TensorForm form_;
-};
-
 // crossdock._core.PieceMaker: makes short int32 tensors of one dimension that are all alike, out of memory for many of
 // them.
 //

@@ -19,8 +19,6 @@ from crossdock._core import (
     LowLatencyLease,
     OverflowPolicy,
     PairMaker,
-    PieceMaker,
-    TensorMaker,
 )
 from crossdock.deep_ep.checks import (
     ID_TYPES,
@@ -288,10 +286,9 @@ class LowLatency:
             pool,
             topk,
             (max_tokens, hidden, num_experts),
-            PieceMaker(device, local),
+            x,
             self._pair(torch.float8_e4m3fn if use_fp8 else torch.bfloat16, device, (local, slots, hidden)),
             scales,
-            TensorMaker(torch.bfloat16, device, (num_tokens, hidden)),
             bool(by_column),
             bool(round_scale),
         )
