@@ -223,6 +223,7 @@ CROSSDOCK_DEVICE void sum_bytes(const Ctx& ctx, const Summands& summands, uint32
         if (summands.count == 1) begin = sum_whole_parts<kDType, 1, 7>(ctx, summands, begin, end, out);
         if (summands.count == 2) begin = sum_whole_parts<kDType, 2, 7>(ctx, summands, begin, end, out);
         if (summands.count == 3) begin = sum_whole_parts<kDType, 3, 4>(ctx, summands, begin, end, out);
+        if (summands.count == 4) begin = sum_whole_parts<kDType, 4, 3>(ctx, summands, begin, end, out);
     } else if (summands.count <= 2) {
         return sum_few_rows<kDType, 2, 4>(ctx, summands, begin, end, out);
     }
