@@ -206,6 +206,8 @@ typedef struct {
  *   - From the next update on it has no rows, and own tokens for its experts are dropped
  *     (crossdockHandleDroppedTokens).
  *   - It may still write into windows, if it stopped in the middle of an operation that does so and continues later.
+ *     Where its operation reads other ranks' windows, it may read what these have written since, and return. Its next
+ *     operation masks them.
  * ncclEpMaskQuery, ncclEpMaskUpdate, ncclEpMaskClean, ncclEpGetAsyncError and ncclEpErrorClear work as in LL groups.
  * The rank's own entry stays 1. After ncclEpMaskClean every handle must be updated before it is used again
  * (InvalidUsage). */

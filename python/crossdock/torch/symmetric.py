@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that peers write into directly."""
+"""Tensors that peers access directly."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ class SymmetricMemory(Shared):
     If a dispatch receives into of(tensor), peers write their rows into the tensor, without a staging copy. This holds
     in rank-major low latency and in flat high throughput. Do not touch such a tensor from the moment when any rank may
     start the operation until it is complete.
+    If a high-throughput dispatch sends from of(tensor), and its outputs are expert-major or not in windows, peers read
+    their rows there. All ranks should have the tensor at the same place. It may change when the dispatch is complete.
     """
 
     _remedy = "make it anew in each process: SymmetricMemory(communicator, num_bytes)"

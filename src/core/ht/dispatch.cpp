@@ -29,11 +29,12 @@ size_t shared_row_bytes(const Tensor& source, const Tensor& target) {
     return bytes;
 }
 
-// A tensor's distance from the arena. NCCL maps the windows of all ranks alike, so this tells GPU windows apart, which
-// have no numbers.
-uint64_t distance_from_arena(const HtCommon& common, const PeerMap& window) {
+// GPU windows have no numbers. But NCCL maps the windows of all ranks alike, so a tensor's distance from the arena
+// tells them apart. Returns a hash of it.
+uint64_t place_beside_arena(const HtCommon& common, const PeerMap& window) {
     if (window.table != nullptr) return 0;
-    return static_cast<uint64_t>(window.at(common.rank, 0) - common.peers.at(common.rank, 0));
+    const auto distance = window.at(common.rank, 0) - common.peers.at(common.rank, 0);
+    return hash_of(static_cast<uint64_t>(distance), 63);
 }
 
 // Peers may access these tensors, which lie in windows.
@@ -200,8 +201,10 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
         HtCommon& c = args.common;
         set_windows(args, source, scales);
         c.windows_are_inputs = true;
-        c.window_places += distance_from_arena(c, args.token_windows);
-        if (scales) c.window_places += 3 * distance_from_arena(c, args.scale_windows);
+        c.window_places += place_beside_arena(c, args.token_windows);
+        if (scales) c.window_places += 3 * place_beside_arena(c, args.scale_windows);
+        // More bits than the entered word has: where they differ, rows must not be read.
+        c.window_offset = hash_of(c.window_places, 46) & ((uint64_t{1} << kPayloadBits) - 1);
     }
 }
 

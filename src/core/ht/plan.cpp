@@ -190,13 +190,13 @@ HtWarpLayout placing_warps(uint32_t channels, uint32_t chunk) {
     return {senders, 1, 8, stages, 0, chunk};
 }
 
-// Receivers read rows where source ranks have them; a sender serves receivers that can't.
-HtWarpLayout pulling_warps(uint32_t chunk) { return {1, 14, 4, 1, 1, chunk}; }
-
 HtWarpLayout with_announcer(HtWarpLayout warp_layout) {
     warp_layout.announcers = 1;
     return warp_layout;
 }
+
+// Receivers read rows where source ranks have them. Senders serve ranks that can't.
+HtWarpLayout reading_in_place(uint32_t chunk) { return with_announcer({4, 10, 4, 1, 1, chunk}); }
 
 // Rows are sent through rings. With rings, senders place own rows themselves, so with one peer there is less to receive
 // than to send.
@@ -291,7 +291,7 @@ LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     args.gin_rows = gin_slots_of_rows(group, common, uint64_t{args.row_bytes} + args.scale_bytes);
     args.weight_slots = slots_of_weights(common);
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuChunkBytes);
-    const HtWarpLayout warp_layout = common.windows_are_inputs ? pulling_warps(chunk)
+    const HtWarpLayout warp_layout = common.windows_are_inputs ? reading_in_place(chunk)
                                      : common.has_windows      ? placing_warps(common.channels, chunk)
                                                                : sending_warps(common, chunk);
     args.warp_layout = warp_layout_for(group, warp_layout, 1);

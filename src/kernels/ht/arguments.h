@@ -107,7 +107,7 @@ struct HtCommon {
     bool has_windows;         // peers may access this rank's tensor; a rank without rows may have none
     bool windows_are_inputs;  // of a dispatch: they hold its tokens, which receivers read
     // With has_windows: where the tensor begins in its window (folded_window_offset), and a hash of its places in all
-    // windows; the same on all such ranks.
+    // windows; the same on all such ranks. Of inputs, which may lie anywhere, both are parts of a hash.
     uint64_t window_offset;
     uint64_t window_places;
     uint64_t window_rows;  // how many rows there are from there to the window's end

@@ -64,6 +64,7 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const Args& args) {
     if (c.has_windows && !c.windows_are_inputs) exchange_done(ctx, c, operation, states);
     if ((c.scope.masking != 0 || c.windows_are_inputs) && is_last_block(ctx, c)) {
         if (c.windows_are_inputs) wait_until_all_have_read(ctx, c, operation, states);
+        ctx.block_sync();  // a wait may have masked a rank: all warps clear the same rows
         if (c.scope.masking != 0) clear_lost_rows(ctx, args);
     }
 }

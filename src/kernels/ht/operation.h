@@ -1,11 +1,117 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the high-throughput operations share: their beginning, and who goes where.
+// What the high-throughput operations share: who goes where, and their beginning.
 #pragma once
 
 #include "kernels/ht/rings.h"
 
 namespace crossdock {
 namespace {
+
+// ---- who goes where ----
+
+CROSSDOCK_DEVICE uint32_t ones_below(uint32_t mask, uint32_t bit) { return number_of_ones(mask & ((1u << bit) - 1)); }
+
+CROSSDOCK_DEVICE uint32_t lowest_one(uint64_t bits) { return number_of_ones((bits & (~bits + 1)) - 1); }
+
+// A channel's share of a source's tokens, for rows, or of its chunks, for weights: [first, end).
+struct Share {
+    uint32_t first;
+    uint32_t end;
+
+    CROSSDOCK_DEVICE static Share of(uint32_t num, uint32_t channel, uint32_t channels) {
+        const uint32_t each = num / channels;
+        const uint32_t longer = num % channels;  // shares that have one more
+        const uint32_t first = channel * each + (channel < longer ? channel : longer);
+        return {first, first + each + (channel < longer ? 1 : 0)};
+    }
+    CROSSDOCK_DEVICE uint32_t size() const { return end - first; }
+};
+
+CROSSDOCK_DEVICE Share token_share(const HtCommon& c, uint32_t source, uint32_t channel) {
+    return Share::of(c.tables.source_tokens[source], channel, c.channels);
+}
+CROSSDOCK_DEVICE Share chunk_share(const HtCommon& c, uint32_t source, uint32_t channel) {
+    return Share::of(num_chunks(c.tables.source_tokens[source]), channel, c.channels);
+}
+
+// The largest of a channel's shares.
+template <typename ShareOf>
+CROSSDOCK_DEVICE uint32_t largest_share(const HtCommon& c, uint32_t channel, ShareOf share_of) {
+    uint32_t most = 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t source = 0; source < c.arena.num_ranks; ++source) {
+        const uint32_t size = share_of(c, source, channel).size();
+        most = size > most ? size : most;
+    }
+    return most;
+}
+
+// How many of the tokens before that one are marked; masks and firsts: entries of a source's chunks.
+CROSSDOCK_DEVICE uint32_t marked_before(const uint32_t* masks, const uint32_t* firsts, uint32_t token) {
+    const uint32_t chunk = token / kChunkTokens;
+    const uint32_t bit = token % kChunkTokens;
+    return firsts[chunk] + (bit == 0 ? 0 : ones_below(masks[chunk], bit));
+}
+
+// A row that this rank sends to a peer, or that a peer returns to it.
+struct SentRow {
+    bool exists;
+    uint32_t number;  // among all rows of that source for that peer
+    uint32_t packet;  // among those of this channel
+
+    // The tokens that go there are marked; share: of the source's tokens.
+    CROSSDOCK_DEVICE static SentRow of(const uint32_t* masks, const uint32_t* firsts, uint32_t token,
+                                       const Share& share) {
+        if ((masks[token / kChunkTokens] >> token % kChunkTokens & 1) == 0) return {false, 0, 0};
+        const uint32_t number = marked_before(masks, firsts, token);
+        return {true, number, number - marked_before(masks, firsts, share.first)};
+    }
+};
+
+// Of an own token to a peer.
+CROSSDOCK_DEVICE SentRow sent_row(const HtCommon& c, uint32_t peer, uint32_t token, const Share& share) {
+    const HtTables& t = c.tables;
+    return SentRow::of(t.sent_masks + peer * t.chunks, t.sent_firsts + peer * (t.chunks + 1), token, share);
+}
+
+// Of a token of another team, whose source rank's agent this rank is, to a rank of this team.
+CROSSDOCK_DEVICE SentRow rail_row(const HtCommon& c, uint32_t route, uint32_t token, const Share& share) {
+    const HtTables& t = c.tables;
+    return SentRow::of(t.rail_masks + route * t.chunks, t.rail_firsts + route * (t.chunks + 1), token, share);
+}
+
+// Of a token between its source rank and an agent in another team.
+CROSSDOCK_DEVICE SentRow crossing_row(const HtCommon& c, Crossing direction, uint32_t team, uint32_t token,
+                                      const Share& share) {
+    return SentRow::of(crossing_masks(c, direction, team), crossing_firsts(c, direction, team), token, share);
+}
+
+// A row that comes from a source, or goes back to it.
+struct ReceivedRow {
+    bool exists;
+    uint32_t number;  // among all received rows
+    uint32_t packet;  // among those of this source and channel
+};
+
+// share: of the source's tokens.
+CROSSDOCK_DEVICE ReceivedRow received_row(const HtCommon& c, uint32_t source, uint32_t token, const Share& share) {
+    const HtTables& t = c.tables;
+    const uint32_t* masks = t.masks + source * t.chunks;
+    if ((masks[token / kChunkTokens] >> token % kChunkTokens & 1) == 0) return {false, 0, 0};
+    const uint32_t* firsts = t.firsts + source * t.chunks;
+    const uint32_t number = marked_before(masks, firsts, token);
+    return {true, number, number - marked_before(masks, firsts, share.first)};
+}
+
+// How many rows come of a share of a source's tokens.
+CROSSDOCK_DEVICE uint32_t num_received(const HtCommon& c, uint32_t source, const Share& share) {
+    if (share.size() == 0) return 0;
+    const uint32_t* masks = c.tables.masks + source * c.tables.chunks;
+    const uint32_t* firsts = c.tables.firsts + source * c.tables.chunks;
+    const uint32_t last = share.end - 1;
+    const uint32_t is_marked = masks[last / kChunkTokens] >> last % kChunkTokens & 1;
+    return marked_before(masks, firsts, last) + is_marked - marked_before(masks, firsts, share.first);
+}
 
 // ---- an operation's beginning ----
 
@@ -120,7 +226,10 @@ CROSSDOCK_DEVICE uint32_t rows_of_route(const HtCommon& c, uint32_t route, uint3
 
 // Where the rows end that this rank reads or writes in a peer's window.
 CROSSDOCK_DEVICE uint64_t end_in_window(const HtCommon& c, uint32_t peer) {
-    if (c.windows_are_inputs) return c.tables.source_tokens[peer];
+    if (c.windows_are_inputs) {
+        const Share all{0, c.tables.source_tokens[peer]};
+        return num_received(c, peer, all) > 0 ? all.end : 0;
+    }
     uint64_t end = 0;
     CROSSDOCK_ROLLED
     for (uint32_t route = peer - first_of_team(c); route < c.arena.num_ranks; route += team_size(c)) {
@@ -173,7 +282,8 @@ CROSSDOCK_DEVICE uint32_t wait_entered(const Ctx& ctx, const HtCommon& c, const 
     told = word_payload(terms.tag);
     const bool are_of_a_kind = c.has_windows && (word_payload(seen) & ((1u << kStateBits) - 1)) == state_in_windows(c);
     // Inputs may lie anywhere: those of two ranks that do not lie alike pass rings.
-    const bool pass_rings = c.windows_are_inputs && word_payload(seen) != entered_payload(c);
+    const bool pass_rings =
+        c.windows_are_inputs && (word_payload(seen) != entered_payload(c) || told != c.window_offset);
     if (!are_of_a_kind || pass_rings) return kEntered;
     return may_reach_window(ctx, c, operation, peer, word_payload(seen), told) ? state_in_windows(c) : kAbsent;
 }
@@ -269,112 +379,6 @@ CROSSDOCK_DEVICE bool is_last_block(const Ctx& ctx, const HtCommon& c) {
     return is_last;
 }
 
-// ---- who goes where ----
-
-CROSSDOCK_DEVICE uint32_t ones_below(uint32_t mask, uint32_t bit) { return number_of_ones(mask & ((1u << bit) - 1)); }
-
-CROSSDOCK_DEVICE uint32_t lowest_one(uint64_t bits) { return number_of_ones((bits & (~bits + 1)) - 1); }
-
-// A channel's share of a source's tokens, for rows, or of its chunks, for weights: [first, end).
-struct Share {
-    uint32_t first;
-    uint32_t end;
-
-    CROSSDOCK_DEVICE static Share of(uint32_t num, uint32_t channel, uint32_t channels) {
-        const uint32_t each = num / channels;
-        const uint32_t longer = num % channels;  // shares that have one more
-        const uint32_t first = channel * each + (channel < longer ? channel : longer);
-        return {first, first + each + (channel < longer ? 1 : 0)};
-    }
-    CROSSDOCK_DEVICE uint32_t size() const { return end - first; }
-};
-
-CROSSDOCK_DEVICE Share token_share(const HtCommon& c, uint32_t source, uint32_t channel) {
-    return Share::of(c.tables.source_tokens[source], channel, c.channels);
-}
-CROSSDOCK_DEVICE Share chunk_share(const HtCommon& c, uint32_t source, uint32_t channel) {
-    return Share::of(num_chunks(c.tables.source_tokens[source]), channel, c.channels);
-}
-
-// The largest of a channel's shares.
-template <typename ShareOf>
-CROSSDOCK_DEVICE uint32_t largest_share(const HtCommon& c, uint32_t channel, ShareOf share_of) {
-    uint32_t most = 0;
-    CROSSDOCK_ROLLED
-    for (uint32_t source = 0; source < c.arena.num_ranks; ++source) {
-        const uint32_t size = share_of(c, source, channel).size();
-        most = size > most ? size : most;
-    }
-    return most;
-}
-
-// How many of the tokens before that one are marked; masks and firsts: entries of a source's chunks.
-CROSSDOCK_DEVICE uint32_t marked_before(const uint32_t* masks, const uint32_t* firsts, uint32_t token) {
-    const uint32_t chunk = token / kChunkTokens;
-    const uint32_t bit = token % kChunkTokens;
-    return firsts[chunk] + (bit == 0 ? 0 : ones_below(masks[chunk], bit));
-}
-
-// A row that this rank sends to a peer, or that a peer returns to it.
-struct SentRow {
-    bool exists;
-    uint32_t number;  // among all rows of that source for that peer
-    uint32_t packet;  // among those of this channel
-
-    // The tokens that go there are marked; share: of the source's tokens.
-    CROSSDOCK_DEVICE static SentRow of(const uint32_t* masks, const uint32_t* firsts, uint32_t token,
-                                       const Share& share) {
-        if ((masks[token / kChunkTokens] >> token % kChunkTokens & 1) == 0) return {false, 0, 0};
-        const uint32_t number = marked_before(masks, firsts, token);
-        return {true, number, number - marked_before(masks, firsts, share.first)};
-    }
-};
-
-// Of an own token to a peer.
-CROSSDOCK_DEVICE SentRow sent_row(const HtCommon& c, uint32_t peer, uint32_t token, const Share& share) {
-    const HtTables& t = c.tables;
-    return SentRow::of(t.sent_masks + peer * t.chunks, t.sent_firsts + peer * (t.chunks + 1), token, share);
-}
-
-// Of a token of another team, whose source rank's agent this rank is, to a rank of this team.
-CROSSDOCK_DEVICE SentRow rail_row(const HtCommon& c, uint32_t route, uint32_t token, const Share& share) {
-    const HtTables& t = c.tables;
-    return SentRow::of(t.rail_masks + route * t.chunks, t.rail_firsts + route * (t.chunks + 1), token, share);
-}
-
-// Of a token between its source rank and an agent in another team.
-CROSSDOCK_DEVICE SentRow crossing_row(const HtCommon& c, Crossing direction, uint32_t team, uint32_t token,
-                                      const Share& share) {
-    return SentRow::of(crossing_masks(c, direction, team), crossing_firsts(c, direction, team), token, share);
-}
-
-// A row that comes from a source, or goes back to it.
-struct ReceivedRow {
-    bool exists;
-    uint32_t number;  // among all received rows
-    uint32_t packet;  // among those of this source and channel
-};
-
-// share: of the source's tokens.
-CROSSDOCK_DEVICE ReceivedRow received_row(const HtCommon& c, uint32_t source, uint32_t token, const Share& share) {
-    const HtTables& t = c.tables;
-    const uint32_t* masks = t.masks + source * t.chunks;
-    if ((masks[token / kChunkTokens] >> token % kChunkTokens & 1) == 0) return {false, 0, 0};
-    const uint32_t* firsts = t.firsts + source * t.chunks;
-    const uint32_t number = marked_before(masks, firsts, token);
-    return {true, number, number - marked_before(masks, firsts, share.first)};
-}
-
-// How many rows come of a share of a source's tokens.
-CROSSDOCK_DEVICE uint32_t num_received(const HtCommon& c, uint32_t source, const Share& share) {
-    if (share.size() == 0) return 0;
-    const uint32_t* masks = c.tables.masks + source * c.tables.chunks;
-    const uint32_t* firsts = c.tables.firsts + source * c.tables.chunks;
-    const uint32_t last = share.end - 1;
-    const uint32_t is_marked = masks[last / kChunkTokens] >> last % kChunkTokens & 1;
-    return marked_before(masks, firsts, last) + is_marked - marked_before(masks, firsts, share.first);
-}
-
 // Flat rows beyond the receiver's budget do not travel; both sides know. Expert-major rows do, since one of their slots
 // may lie within it.
 CROSSDOCK_DEVICE bool travels(const HtCommon& c, uint32_t row_number) {
@@ -392,7 +396,7 @@ CROSSDOCK_DEVICE uint32_t slot_of(const HtCommon& c, uint32_t expert, uint32_t s
     return t.zones[expert] + t.firsts[at] + ones_below(t.masks[at], bit);
 }
 
-// A row of another rank that a warp is about to handle.
+// A received row that a warp is about to handle.
 struct PlannedRow {
     uint32_t peer;
     uint32_t chunk;  // of the peer's tokens

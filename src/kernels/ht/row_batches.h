@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of other ranks that a warp works on, looked up in batches, one lane per row: a look-up is a chain of loads,
+// The rows that a warp receives or returns, looked up in batches, one lane per row: a look-up is a chain of loads,
 // whose latency is paid once per batch.
 #pragma once
 

@@ -421,9 +421,11 @@ TEST(HtAgreement, EveryRankLearnsOfOtherNumbersOfSms) {
 }
 
 // Who has no rows need not say what they are like; with other numbers of tokens ranks do not disagree.
+// Nor where its peers have their inputs in windows, and its own empty tensor is named by the same place.
 TEST(HtAgreement, ARankWithoutRowsNeedNotKnowTheirs) {
-    on_each_backend_as_one_team(kEveryBackend, [](const BackendSpec& spec) {
-        expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
+    const auto run = [](RankContext& context, bool in_window) {
+        ScopedArena arena(context, kHtWindowBytes);
+        {
             Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5, kHighThroughput);
             // The last rank has no tokens, and none goes to its experts.
             problem.ranks.back().num_tokens = 0;
@@ -435,16 +437,24 @@ TEST(HtAgreement, ARankWithoutRowsNeedNotKnowTheirs) {
             problem.budget = 0;
             problem.group_topk = problem.num_topk;
             Group group(context, problem);
-            Layer layer(context, group.get(), problem, {.exact_rows = true, .exact_combine_rows = true});
+            Layer layer(context, group.get(), problem,
+                        {.arena = in_window ? arena.get() : nullptr,
+                         .windows = kInputs,
+                         .exact_rows = true,
+                         .exact_combine_rows = true});
             layer.prepare_update();
             if (!context.is_gpu()) context.barrier();
             layer.route(problem);
             if (context.rank() + 1 < context.num_ranks()) {
                 layer.pass(NCCL_EP_FWD_PASS);
-                return;
+                return context.barrier();
             }
             DispatchArguments dispatch(layer.handle());
             for (OpenTensor* tensor : {&dispatch.tokens, &dispatch.received}) tensor->set(ncclFloat32, {0, 0}, nullptr);
+            if (in_window) {
+                dispatch.tokens.tensor.win_hdl = arena.get()->window.handle;
+                dispatch.tokens.tensor.win_offset = layer.tokens().window_offset();
+            }
             const size_t topk = static_cast<size_t>(problem.num_topk);
             for (OpenTensor* tensor : {&dispatch.weights, &dispatch.received_weights})
                 tensor->set(ncclFloat32, {0, topk}, nullptr);
@@ -454,13 +464,20 @@ TEST(HtAgreement, ARankWithoutRowsNeedNotKnowTheirs) {
             dispatch.outputs.tokens = &dispatch.received.tensor;
             dispatch.outputs.topk_weights = &dispatch.received_weights.tensor;
             dispatch.outputs.topk_idx = &dispatch.received_ids.tensor;
+            if (in_window) context.barrier();  // as other ranks' layers
             RANK_OK(context, dispatch());
             CombineArguments combine(layer.handle());
             for (OpenTensor* tensor : {&combine.rows, &combine.combined}) tensor->set(ncclFloat32, {0, 0}, nullptr);
             combine.inputs.tokens = &combine.rows.tensor;
             combine.outputs.tokens = &combine.combined.tensor;
+            if (in_window) context.barrier();
             RANK_OK(context, combine());
-        });
+            context.barrier();
+        }
+    };
+    on_each_backend_as_one_team(kEveryBackend, [&](const BackendSpec& spec) {
+        for (const bool in_window : {false, true})
+            expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) { run(context, in_window); });
     });
 }
 

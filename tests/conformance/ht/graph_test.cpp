@@ -46,8 +46,9 @@ TEST(HtGraph, ReplaysFollowTheRoutingInTheBuffers) {
                     ScopedArena arena(context, kHtWindowBytes);
                     {
                         Group group(context, problem);
-                        Layer layer(context, group.get(), problem,
-                                    {.arena = windows ? arena.get() : nullptr, .windows = kOutputs | kCombineInput});
+                        Layer layer(
+                            context, group.get(), problem,
+                            {.arena = windows ? arena.get() : nullptr, .windows = kOutputs | kCombineInput | kInputs});
                         const Graph forward = capture_step(context, layer, NCCL_EP_FWD_PASS);
                         const Graph backward = capture_step(context, layer, NCCL_EP_BWD_PASS);
                         for (uint64_t step = 0; step < 12; ++step) {

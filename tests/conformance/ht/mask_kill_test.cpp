@@ -42,7 +42,8 @@ TEST(HtMask, SurvivorsOfKilledProcessesGoOn) {
     EXPECT_EQ(left_in_shared_memory(), std::vector<std::string>());
 }
 
-// One rank's run of a backend in which a rank may be killed at any step. with_windows: rows go straight to windows.
+// One rank's run of a backend in which a rank may be killed at any step. with_windows: rows go straight from window to
+// window.
 void live_on(RankContext& context, ncclEpLayout_t layout, int dead, bool with_windows) {
     const Problem problem = mask_problem(context.num_ranks(), layout, 2);
     // A rank that dies while a group or a window is made takes it along.
@@ -52,7 +53,7 @@ void live_on(RankContext& context, ncclEpLayout_t layout, int dead, bool with_wi
     if (with_windows) arena.emplace(context, kHtWindowBytes);
     LayerOptions options;
     options.arena = arena ? arena->get() : nullptr;
-    options.windows = kOutputs | kCombineInput;
+    options.windows = kOutputs | kCombineInput | kInputs;
     DegradedLayer layer(context, group.get(), problem, options);
     for (int step = 0; step < 3; ++step) {
         layer.route(mask_problem(context.num_ranks(), layout, static_cast<uint64_t>(step)));

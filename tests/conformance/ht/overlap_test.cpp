@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "conformance/ht/mask_support.h"
+#include "conformance/support/scoped_arena.h"
 
 namespace crossdock::testing {
 namespace {
@@ -96,14 +97,16 @@ class Experts {
     std::unique_ptr<Beside> beside_;
 };
 
-// Over several turns, with new routing in each.
+// Over several turns, with new routing in each. With even seeds, tensors are in windows.
 RankProgram turns_with_experts(uint64_t seed, int num_ranks, Flaw flaw) {
     return [=](RankContext& context) {
         const ProblemLimits limits{.algorithm = kHighThroughput, .num_ranks = num_ranks, .most_row_bytes = 1024};
         Problem problem = random_problem(seed, limits);
         for (uint64_t other = seed; !problem.expert_major(); problem = random_problem(other, limits)) other += 1000;
+        std::optional<ScopedArena> arena;
+        if (seed % 2 == 0) arena.emplace(context, kHtWindowBytes);
         Group group(context, problem);
-        Layer layer(context, group.get(), problem);
+        Layer layer(context, group.get(), problem, {.arena = arena ? arena->get() : nullptr});
         const Overlap overlap(context, layer.stream(), layer.handle(), problem, static_cast<uint32_t>(1 + seed % 5));
         for (uint64_t turn = 0; turn < 3; ++turn) {
             layer.prepare_dispatch();
@@ -120,6 +123,7 @@ RankProgram turns_with_experts(uint64_t seed, int num_ranks, Flaw flaw) {
             problem = rerouted(problem, seed * 100 + turn);
             layer.route(problem);
         }
+        if (arena) context.barrier();
     };
 }
 

@@ -44,8 +44,9 @@ TEST(HtSms, ResultsAreTheSameForEveryNumber) {
                         problem.budget = problem.most_rows();
                         problem = rerouted(problem, 22);
                         Group group(context, problem);
-                        Layer layer(context, group.get(), problem,
-                                    {.arena = windows ? arena.get() : nullptr, .windows = kOutputs | kCombineInput});
+                        Layer layer(
+                            context, group.get(), problem,
+                            {.arena = windows ? arena.get() : nullptr, .windows = kOutputs | kCombineInput | kInputs});
                         for (const unsigned number : {0u, 1u, 3u, 2u, 1000u, 1u, 40u, 24u, 0u, 64u, 7u}) {
                             RANK_OK(context, crossdockHandleSetSms(layer.handle(), number));
                             layer.round_trip();

@@ -100,14 +100,17 @@ TEST(HtWindow, RanksMayDiffer) {
 // Rows in one part and in several, of which the last may be shorter, and from more ranks than there are stages.
 TEST(HtWindow, LongRowsMatchTheReference) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        for (const size_t hidden : {size_t{1024}, size_t{4096}, size_t{10'264}}) {
+        for (const auto& [hidden, layout] : {std::pair{size_t{1024}, NCCL_EP_LAYOUT_FLAT},
+                                             {size_t{4096}, NCCL_EP_LAYOUT_FLAT},
+                                             {size_t{10'264}, NCCL_EP_LAYOUT_FLAT},
+                                             {size_t{10'264}, NCCL_EP_LAYOUT_EXPERT_MAJOR}}) {
             Problem problem{.algorithm = kHighThroughput};
             problem.num_ranks = ranks_or(6);
             problem.num_experts = 4 * problem.num_ranks;
             problem.max_tokens = 9;
             problem.num_topk = std::min(12, problem.num_experts);
             problem.hidden = problem.combine_hidden = hidden;
-            problem.layout = NCCL_EP_LAYOUT_FLAT;
+            problem.layout = layout;
             problem.budget = problem.most_rows();
             problem.seed = hidden;
             problem = rerouted(problem, hidden + 1);
@@ -115,7 +118,8 @@ TEST(HtWindow, LongRowsMatchTheReference) {
                 ScopedArena arena(context, kHtWindowBytes);
                 {
                     Group group(context, problem);
-                    Layer layer(context, group.get(), problem, {.arena = arena.get(), .windows = kCombineInput});
+                    Layer layer(context, group.get(), problem,
+                                {.arena = arena.get(), .windows = kCombineInput | kInputs});
                     layer.round_trip();
                     context.barrier();
                 }

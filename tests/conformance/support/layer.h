@@ -62,6 +62,7 @@ class Layer {
     Bytes combined() const { return combine_output_->read(); }
     // Where dispatch's rows arrive, and where combine reads.
     const Buffer& arrived() const { return *received_; }
+    const Buffer& tokens() const { return *tokens_; }
     // High throughput.
     const reference::HtReceived& received() const { return routing_->received(context_.rank()); }
     Buffer& combine_rows() { return combine_input(); }
