@@ -81,6 +81,8 @@ def test_a_wrong_configuration_names_the_word_and_what_is_allowed(text: str, mes
         (["lll"], "CONFIGURATION 'lll': the base is 'lll', allowed: ref"),
         (["--ranks", "1"], "argument --ranks: is '1', allowed: whole numbers of at least 2"),
         (["--ranks", "3"], "--ranks is 3, allowed with --model small: divisors of its 16 heads and 128 experts"),
+        (["--together", "0"], "argument --together: is '0', allowed: whole numbers of at least 1"),
+        (["--together", "2", "ref", "ref"], "--together is 2, allowed where a CONFIGURATION is there twice: 1"),
         (["--layers", "x"], "argument --layers: is 'x', allowed: whole numbers of at least 1"),
         (["--model", "big"], "invalid choice: 'big'"),
     ],
@@ -177,7 +179,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(text: str, logs: Path, start_s: float = 60, run_s: float = 60) -> dict[str, Any]:
     limits = servers.Limits(start_s, run_s)
-    found = servers.run_one(configurations.parse(text), Path("model"), 2, logs, limits)
+    [found] = servers.run_group([configurations.parse(text)], Path("model"), 2, logs, limits)
     assert not launch.own_processes(logs / text.replace("+", "-"))
     return found
 
@@ -202,6 +204,28 @@ def test_a_server_ends_whose_time_is_over(logs: Path) -> None:
     assert run("ll+dp", logs, start_s=1)["word"] == "at its start: TimeoutError: the server was not ready within 1 s"
     assert run("normal", logs, start_s=2)["word"].startswith("at the first requests: TimeoutError")
     assert time.monotonic() - begin < 30
+
+
+def test_servers_start_together_and_are_measured_one_after_the_other(
+    logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not start holds up no other."""
+    events: list[str] = []
+    monkeypatch.setattr(client, "warm_up", lambda _: events.append("warm"))
+
+    def measure(one: client.Client) -> dict[str, Any]:
+        events.extend(["begins", str(one.answer([7], 1)), "ends"])
+        return {"tokens": []}
+
+    monkeypatch.setattr(client, "measure", measure)
+    group = [configurations.parse(text) for text in ("ref", "ll+graph", "v2")]
+    found = servers.run_group(group, Path("model"), 2, logs, servers.Limits(60, 60))
+    assert [one["run"] for one in found] == ["ref", "ll+graph", "v2"]
+    assert [one["word"].split(":")[0] for one in found] == ["ok", "at its start", "ok"]
+    assert events == ["warm", "warm", "begins", "[8]", "ends", "begins", "[8]", "ends"]
+    for one in found:
+        folder = logs / one["run"].replace("+", "-")
+        assert json.loads((folder / "result.json").read_text()) == one and not launch.own_processes(folder)
 
 
 def test_lines_that_tell_are_few_and_without_noise(tmp_path: Path) -> None:

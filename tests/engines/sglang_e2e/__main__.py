@@ -49,6 +49,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--total", type=at_least(10), default=3600, help="no server starts after so many seconds (3600)"
     )
+    together = "servers that start at once (1); each takes up to 0.3 of the GPUs' memory"
+    parser.add_argument("--together", type=at_least(1), default=1, help=together)
     parser.add_argument("--device", default="", help="where the model is made (cuda, or cpu where there is no GPU)")
     parser.add_argument("--only-model", action="store_true", help="write the model and the limits, start no server")
     parser.add_argument("--dry-run", action="store_true", help="print the variables and commands, do nothing")
@@ -104,6 +106,8 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: it ends what it started
     chosen = [configurations.parse(text) for text in options.configurations or DEFAULT]
     shape_of(options)
+    if options.together > 1 and len(set(chosen)) < len(chosen):
+        raise ValueError(f"--together is {options.together}, allowed where a CONFIGURATION is there twice: 1")
     if options.dry_run:
         for one in chosen:
             made = configurations.environment(one, logs).items()
@@ -117,16 +121,18 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
         return 1
     calibration = json.loads(calibration_file(options).read_text())
     reference = None if any(one.is_reference for one in chosen) else earlier_reference(logs, model)
-    limits, results = servers.Limits(options.start, options.limit), []
-    for one in chosen:
+    limits, results = servers.Limits(options.start, options.limit), list[dict[str, Any]]()
+    for first in range(0, len(chosen), options.together):
+        group = chosen[first : first + options.together]
         if time.monotonic() - begin > options.total:
-            results.append({"run": one.text, "word": f"not run: {options.total} s are over"})
+            found = [{"run": one.text, "word": f"not run: {options.total} s are over"} for one in group]
         else:
-            results.append(servers.run_one(one, model, options.ranks, logs, limits))
-        word = results[-1]["word"]
-        print(f"{one.text}: {'has answered' if word == 'ok' else word}", flush=True)
-        if reference is None and one.is_reference and results[-1]["word"] == "ok":
-            reference = results[-1]
+            found = servers.run_group(group, model, options.ranks, logs, limits)
+        for one, result in zip(group, found, strict=True):
+            print(f"{one.text}: {'has answered' if result['word'] == 'ok' else result['word']}", flush=True)
+            if reference is None and one.is_reference and result["word"] == "ok":
+                reference = result
+        results += found
     rows = report.rows_of(results, reference, calibration)
     table = report.table(rows, calibration)
     (logs / "table.txt").write_text(table + "\n")

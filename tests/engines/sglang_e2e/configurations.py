@@ -43,6 +43,7 @@ DEFAULTS = {  # unless the user has set them
 ALWAYS = {
     "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": str(MOST_TOKENS),
     "SGLANG_DEEPEP_V2_NUM_MAX_DISPATCH_TOKENS_PER_RANK": str(MOST_TOKENS),
+    "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",  # servers that start at once take memory at different times
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # /health answers before the first kernels are compiled
     "HF_HUB_OFFLINE": "1",
     "PYTHONUNBUFFERED": "1",

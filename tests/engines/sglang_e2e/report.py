@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_e2e.client import PASSES
 from sglang_e2e.configurations import CLIENTS
 from vllm_e2e.control import ROUNDING
 from vllm_e2e.report import ROUNDINGS, Difference, difference, grid, pair
@@ -84,6 +85,7 @@ what one rounding more in each MoE layer changes ({rounding}); the planted fault
 text in each MoE layer: {fault}
 from plain torch: the same from plain loops in torch, not judged
 ready s, warm s: until the server answers, and until the first requests have compiled its kernels
+tokens/s: with 1 and {clients} requests at once, the best of {passes} passes
 """
 
 
@@ -106,6 +108,8 @@ def table(rows: list[Row], calibration: Result) -> str:
         "rounding": pair(rounding),
         "fault": pair(least_fault(calibration)),
         "factor": ROUNDINGS,
+        "clients": CLIENTS,
+        "passes": PASSES,
     }
     lines = grid(HEADER, [cells(row, calibration) for row in rows])
     lines += ["", *LEGEND.format(**named).strip().splitlines()]

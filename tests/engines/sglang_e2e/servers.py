@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server from its start to its end: it has its time, and all its processes end with it."""
+"""Servers from their start to their end: each has its time, and all its processes end with it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,13 +76,18 @@ def end(server: Any, folder: Path) -> None:
 
 
 class Server:
-    def __init__(self, run: Configuration, model: Path, ranks: int, folder: Path) -> None:
-        self.folder, self.begin = folder, time.monotonic()
+    """A configuration's server and its result, whose word is "" until it is "ok" or what went wrong."""
+
+    def __init__(self, run: Configuration, model: Path, ranks: int, logs: Path) -> None:
+        self.folder, self.begin = logs / run.text.replace("+", "-"), time.monotonic()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        self.result: dict[str, Any] = {"run": run.text, "model": str(model), "word": ""}
         ports = launch.free_ports(launch.TAKEN)
         words = configurations.command(run, model, ranks, ports)
-        (folder / "command.txt").write_text(" ".join(words) + "\n")
-        self.port, self.log = ports[0], folder / "server.log"
-        self.process = launch.start_one(words, configurations.environment(run, folder), folder, self.log.name)
+        (self.folder / "command.txt").write_text(" ".join(words) + "\n")
+        self.port, self.log = ports[0], self.folder / "server.log"
+        self.process = launch.start_one(words, configurations.environment(run, self.folder), self.folder, self.log.name)
 
     def wait(self, limit_s: float) -> None:
         """Until it answers. RuntimeError: it ended. TimeoutError."""
@@ -92,37 +98,57 @@ class Server:
                 raise TimeoutError(f"the server was not ready within {limit_s:.0f} s")
             time.sleep(0.2)
 
-    def measure(self, limits: Limits, result: dict[str, Any]) -> None:
-        self.wait(limits.start_s)
-        result["ready_s"] = time.monotonic() - self.begin
-        result["at"] = "the first requests"
-        client.warm_up(client.Client(self.port, self.begin + limits.start_s))
-        result["warm_s"] = time.monotonic() - self.begin
-        result["at"] = "the requests"
-        result |= client.measure(client.Client(self.port, time.monotonic() + limits.run_s))
-        del result["at"]
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """An error of the step is the result's word, and ends the server."""
+        try:
+            yield
+        except (OSError, RuntimeError, ValueError, KeyError, http.client.HTTPException) as error:
+            word = f"at {name}: {type(error).__name__}: {str(error)[:200]}"
+            if self.process.poll() is not None and self.result.get("ready_s"):
+                word += f"; the server ended with code {self.process.poll()}"
+            if isinstance(error, TimeoutError):
+                ask_for_stacks(self.folder)
+            self.finish(word)
+
+    def warm_up(self, limit_s: float) -> None:
+        with self.step("its start"):
+            self.wait(limit_s)
+            self.result["ready_s"] = time.monotonic() - self.begin
+        if not self.result["word"]:
+            with self.step("the first requests"):
+                client.warm_up(client.Client(self.port, self.begin + limit_s))
+                self.result["warm_s"] = time.monotonic() - self.begin
+
+    def measure(self, limit_s: float) -> None:
+        if not self.result["word"]:
+            with self.step("the requests"):
+                self.result |= client.measure(client.Client(self.port, time.monotonic() + limit_s))
+        if not self.result["word"]:
+            self.finish("ok")
+
+    def finish(self, word: str) -> None:
+        """Ends the server. The result is also in its folder."""
+        end(self.process, self.folder)
+        self.result |= {"word": word, "launcher": launcher_lines(self.log)}
+        if word != "ok":
+            self.result["telling"] = telling(self.log)
+        (self.folder / "result.json").write_text(json.dumps(self.result))
 
 
-def run_one(run: Configuration, model: Path, ranks: int, logs: Path, limits: Limits) -> dict[str, Any]:
-    """The result, which is also in the run's folder. Its word is "ok" or what went wrong."""
-    folder = logs / run.text.replace("+", "-")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    result: dict[str, Any] = {"run": run.text, "model": str(model), "at": "its start"}
-    server = Server(run, model, ranks, folder)
+def run_group(
+    group: Sequence[Configuration], model: Path, ranks: int, logs: Path, limits: Limits
+) -> list[dict[str, Any]]:
+    """The results. Servers start at once. When all are warm or have failed, they are measured one after the other."""
+    started: list[Server] = []
     try:
-        server.measure(limits, result)
-        result["word"] = "ok"
-    except (OSError, RuntimeError, ValueError, KeyError, http.client.HTTPException) as error:
-        result["word"] = f"at {result.pop('at')}: {type(error).__name__}: {str(error)[:200]}"
-        if server.process.poll() is not None and result.get("ready_s"):
-            result["word"] += f"; the server ended with code {server.process.poll()}"
-        if isinstance(error, TimeoutError):
-            ask_for_stacks(folder)
+        for run in group:
+            started.append(Server(run, model, ranks, logs))
+        client.at_once(lambda server: server.warm_up(limits.start_s), started)
+        for server in started:
+            server.measure(limits.run_s)
     finally:
-        end(server.process, folder)
-    result["launcher"] = launcher_lines(server.log)
-    if result["word"] != "ok":
-        result["telling"] = telling(server.log)
-    (folder / "result.json").write_text(json.dumps(result))
-    return result
+        for server in started:
+            if not server.result["word"]:
+                end(server.process, server.folder)
+    return [server.result for server in started]
