@@ -45,8 +45,10 @@ std::optional<int> number_in(const char* variable) {
     }
     char* end = nullptr;
     const long number = std::strtol(text, &end, 10);
-    return *end == '\0' && number >= 0 && number <= 1000000 ? std::optional<int>(static_cast<int>(number))
-                                                            : std::nullopt;
+    if (*end != '\0' || number < 0 || number > 1000000) {
+        throw std::runtime_error(fmt::format("{} is '{}', allowed: 0 to 1000000", variable, text));
+    }
+    return static_cast<int>(number);
 }
 
 // The launcher on this host is the parent of all ranks. Its start time tells it from an earlier process of the same
@@ -94,9 +96,16 @@ ncclUniqueId read_id(const std::string& path) {
 
 std::optional<LaunchedRank> launched_rank() {
     for (const Variables& names : kLaunchers) {
+        if (std::getenv(names.required) == nullptr) {
+            continue;
+        }
         const auto rank = number_in(names.rank);
         const auto num_ranks = number_in(names.num_ranks);
-        if (std::getenv(names.required) != nullptr && rank && num_ranks && *rank < *num_ranks) {
+        if (rank && num_ranks) {
+            if (*rank >= *num_ranks) {
+                throw std::runtime_error(fmt::format("{} is {}, allowed: less than {} ({})", names.rank, *rank,
+                                                     names.num_ranks, *num_ranks));
+            }
             const bool is_on_one_host = std::getenv("CROSSDOCK_ADDRESS") == nullptr &&
                                         number_in(names.num_local_ranks).value_or(*num_ranks) == *num_ranks &&
                                         number_in("SLURM_STEP_NUM_NODES").value_or(1) == 1;

@@ -46,10 +46,10 @@ int run_own(const Options& options) {
 int main(int argc, char** argv) {
     namespace bench = crossdock::bench;
     bench::Options options;
-    if (const auto status = bench::parse_options(argc, argv, options)) {
-        return *status;
-    }
     try {
+        if (const auto status = bench::parse_options(argc, argv, options)) {
+            return *status;
+        }
         if (!options.launched) {
             return crossdock::tools::flushed("ep_bench", bench::run_own(options));
         }

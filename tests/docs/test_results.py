@@ -9,7 +9,7 @@ import tempfile
 import unittest
 from unittest import mock
 
-from tools.results import compare, data, deep_ep, slim
+from tools.results import compare, data, deep_ep, slim, timeline
 from tools.results.markdown import replaced
 from tools.results.svg import Chart, Curve, Panel
 
@@ -119,6 +119,37 @@ class Take(Folders):
         self.assertNotIn("4096", text)
         self.assertIn("| `ElasticBuffer` dispatch + combine, 128 tokens | 26.5 | 26.5 |", deep_ep.readme())
         self.assertNotIn("/home", (self.folder / "out" / "deep_ep.jsonl").read_text())
+
+    # What is wrong with a file is one line with its name.
+    def test_other_files_are_named(self):
+        folder = self.folder / "other"
+        folder.mkdir()
+        for name, content, message in (
+            ("ll-2xgpu", "{", "ll-2xgpu.json: no JSON: "),
+            ("ll-2xgpu", "[1]", "ll-2xgpu.json: no document of ep_bench or deep_ep_bench.py"),
+            ("ll-2xgpu", '{"command": ""}', "ll-2xgpu.json: no document of ep_bench"),
+            ("ll", json.dumps(DOCUMENT), "ll.json: the name has no machine, expected: NAME-MACHINE.json"),
+        ):
+            for path in folder.iterdir():
+                path.unlink()
+            for read in (data.take, compare.fresh_runs):
+                with self.assertRaisesRegex(SystemExit, r"other: has no \*.json"):
+                    read(folder)
+            (folder / f"{name}.json").write_text(content)
+            for read in (data.take, compare.fresh_runs):
+                with self.assertRaisesRegex(SystemExit, message):
+                    read(folder)
+        (folder / "ll.json").rename(folder / "crossdock-2xgpu.json")
+        (folder / "crossdock-2xgpu.json").write_text(json.dumps(OF_DEEP_EP))
+        with self.assertRaisesRegex(SystemExit, "crossdock-2xgpu.json: of deep_ep_bench.py, expected: of ep_bench"):
+            compare.fresh_runs(folder)
+
+    def test_another_timeline_is_named(self):
+        file = self.folder / "log.jsonl"
+        for line in ("hello", "[]", '{"rank": 0}'):
+            file.write_text(line + "\n")
+            with self.assertRaisesRegex(SystemExit, "log.jsonl: no timeline: a line is "):
+                timeline.load(file, [], [])
 
 
 # New runs beside the committed ones.

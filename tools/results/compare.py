@@ -6,8 +6,6 @@ case, if one is more than PERCENT (10) slower, if a case is missing, or if nothi
 The device's time is compared where there is one: it hardly depends on the host.
 """
 
-import json
-import pathlib
 import sys
 
 from . import data
@@ -16,9 +14,11 @@ from . import data
 def fresh_runs(folder):
     """The runs of a folder's documents, by machine and name."""
     runs = {}
-    for path in sorted(pathlib.Path(folder).glob("*.json")):
+    for path, document, is_deep_ep in data.documents(folder):
+        if is_deep_ep:
+            sys.exit(f"{path}: of deep_ep_bench.py, expected: of ep_bench")
         name, machine = path.stem.rsplit("-", 1)
-        head, *lines = data.run_lines(name, json.loads(path.read_text()), date="today", commit="here")
+        head, *lines = data.run_lines(name, document, date="today", commit="here")
         run = runs.setdefault(machine, {})[name] = data.Run(head)
         for line in lines:
             run.add(line)

@@ -14,6 +14,7 @@ import json
 import pathlib
 import re
 import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "bench" / "results"
@@ -194,16 +195,33 @@ def deep_ep_lines(name, document):
         yield {"run": name, **packed_timing(result)}
 
 
+def documents(folder):
+    """A folder's documents of ep_bench and deep_ep_bench.py by path, in order; ends the program if one is another."""
+    paths = sorted(pathlib.Path(folder).glob("*.json"))
+    if not paths:
+        sys.exit(f"{folder}: has no *.json")
+    for path in paths:
+        try:
+            document = json.loads(path.read_text(), parse_float=lambda text: round(float(text), 3))
+        except ValueError as error:
+            sys.exit(f"{path}: no JSON: {error}")
+        if not isinstance(document, dict) or not {"command", "machine", "results"} <= document.keys():
+            sys.exit(f"{path}: no document of ep_bench or deep_ep_bench.py")
+        is_deep_ep = document.get("benchmark") == "deep_ep"
+        if not is_deep_ep and "-" not in path.stem:
+            sys.exit(f"{path}: the name has no machine, expected: NAME-MACHINE.json or cpu-NAME.json")
+        yield path, document, is_deep_ep
+
+
 def take(folder):
     """Takes over documents without the names of host and folders: of ep_bench, NAME-MACHINE.json or cpu-NAME.json, and
     of deep_ep_bench.py, crossdock-MACHINE.json, before-MACHINE.json or deep_ep-MACHINE.json."""
+    found = list(documents(folder))  # nothing is taken if one of them is another file
     now, commit = datetime.date.today().isoformat(), head()
-    for path in sorted(pathlib.Path(folder).glob("*.json")):
-        document = json.loads(path.read_text(), parse_float=lambda text: round(float(text), 3))
+    for path, document, is_deep_ep in found:
         document["machine"].pop("host", None)
         document["machine"]["system"] = document["machine"]["system"].split()[0]
         document["command"] = re.sub(r"[^ ]*/([^ /]+)", r"\1", document["command"])
-        is_deep_ep = document.get("benchmark") == "deep_ep"
         if is_deep_ep:
             name, machine = path.stem, "deep_ep"
         else:

@@ -12,6 +12,7 @@ import argparse
 import collections
 import json
 import statistics
+import sys
 
 Record = collections.namedtuple("Record", "rank kernel block warp step us")
 Span = collections.namedtuple("Span", "block warp step start end")  # us
@@ -22,11 +23,13 @@ def load(path, kernels, ranks):
     found = collections.defaultdict(list)
     with open(path, encoding="utf-8") as lines:
         for line in filter(str.strip, lines):
-            fields = json.loads(line)
-            if (not kernels or fields["kernel"] in kernels) and (not ranks or fields["rank"] in ranks):
-                found[fields["kernel"], fields["rank"]].append(
-                    Record(*(fields[key] for key in ("rank", "kernel", "block", "warp", "step", "ns")))
-                )
+            try:
+                fields = json.loads(line)
+                record = Record(*(fields[key] for key in ("rank", "kernel", "block", "warp", "step", "ns")))
+            except (ValueError, LookupError, TypeError):
+                sys.exit(f"{path}: no timeline: a line is {line.strip()[:60]!r}")
+            if (not kernels or record.kernel in kernels) and (not ranks or record.rank in ranks):
+                found[record.kernel, record.rank].append(record)
     aligned = {}
     kernels = list(dict.fromkeys(kernel for kernel, _ in found))  # in the file's order
     for key, records in sorted(found.items(), key=lambda item: (kernels.index(item[0][0]), item[0][1])):
