@@ -192,6 +192,12 @@ def test_scopes_are_checked() -> None:
             a2.Optimizer(inner, comm, scope="layer")  # type: ignore[arg-type]
         with pytest.raises(ep.InvalidArgument, match="average_every is -1"):
             a2.Optimizer(inner, comm, average_every=-1)
+        with pytest.raises(ep.InvalidArgument, match=r"average_every is 0.5, allowed: 0"):
+            a2.Optimizer(inner, comm, average_every=0.5)  # type: ignore[arg-type]
+        with pytest.raises(ep.InvalidArgument, match=r"optimizer is a list, expected: one of torch.optim"):
+            a2.Optimizer([inner], comm)  # type: ignore[arg-type]
+        with pytest.raises(ep.InvalidArgument, match="communicator is a SGD, expected: a Communicator"):
+            a2.Optimizer(inner, inner)  # type: ignore[arg-type]
 
     ep.run_threads(1, program)
 

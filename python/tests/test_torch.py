@@ -89,6 +89,22 @@ def test_nodes(mode: ep.Algorithm) -> None:
     ep.run_threads(4, program)
 
 
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"zero_copy": True}, "zero_copy differs between ranks: False on rank 0, True on rank 1"),
+        ({"max_in_flight": 3}, "max_in_flight differs between ranks: 8 on rank 0, 3 on rank 1"),
+    ],
+)
+def test_ranks_that_differ_are_told(fields: Any, message: str) -> None:
+    def program(comm: ep.Communicator) -> None:
+        own = fields if comm.rank == 1 else {}
+        with pytest.raises(ep.InvalidUsage, match=message):
+            exchange_of(comm, ep.Algorithm.LOW_LATENCY, **own)
+
+    ep.run_threads(2, program)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_zero_copy(mode: ep.Algorithm) -> None:
     """Peers write rows straight into the exchange's window, which is used again and again; gradients as ever."""

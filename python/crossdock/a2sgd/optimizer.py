@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -41,8 +42,12 @@ class Optimizer(Uncopied):
     ) -> None:
         if scope not in ("model", "group"):
             raise InvalidArgument(f"scope is {scope!r}, allowed: 'model', 'group'")
-        if average_every < 0:
-            raise InvalidArgument(f"average_every is {average_every}, allowed: 0 (never) and more")
+        if not isinstance(average_every, numbers.Integral) or average_every < 0:
+            raise InvalidArgument(f"average_every is {average_every!r}, allowed: 0 (never) and more")
+        if not hasattr(optimizer, "param_groups"):
+            raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}, expected: one of torch.optim")
+        if not isinstance(communicator, Communicator):
+            raise InvalidArgument(f"communicator is a {type(communicator).__name__}, expected: a Communicator")
         self.optimizer, self.communicator = optimizer, communicator
         self.average_every = average_every
         self.num_steps = 0

@@ -55,6 +55,16 @@ def _check_number(name: str, value: object, least: int) -> None:
         raise InvalidArgument(f"{name} is {value!r}, allowed: whole numbers from {least} on")
 
 
+def _expect_same(comm: Communicator, **values: int) -> None:
+    """InvalidUsage: a rank has another value. For what the group does not compare."""
+    parts = comm.all_gather(b"".join(value.to_bytes(8, "little") for value in values.values()))
+    for i, (name, value) in enumerate(values.items()):
+        first, *others = (type(value)(int.from_bytes(part[8 * i : 8 * i + 8], "little")) for part in parts)
+        for rank, other in enumerate(others, 1):
+            if other != first:
+                raise InvalidUsage(f"{name} differs between ranks: {first} on rank 0, {other} on rank {rank}")
+
+
 def _check_recipes(
     algorithm: Algorithm,
     dtype: torch.dtype,
@@ -222,6 +232,7 @@ class Exchange(Shared):
             raise
 
     def _fill(self, comm: Communicator, max_in_flight: int, zero_copy: bool) -> None:
+        _expect_same(comm, max_in_flight=int(max_in_flight), zero_copy=bool(zero_copy))
         for _ in range(max_in_flight):
             self._handles.append(self._make_handle())
         if zero_copy:
