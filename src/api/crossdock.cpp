@@ -5,6 +5,7 @@
 #include "core/boundary.h"
 #include "core/interrupt.h"
 #include "core/objects.h"
+#include "core/overlap.h"
 #include "core/structs.h"
 
 const char* crossdockGetLastError(void) { return crossdock::last_error(); }
@@ -77,7 +78,7 @@ ncclResult_t crossdockOverlapWords(ncclEpHandle_t handle, unsigned int block_row
     return crossdock::boundary([&] {
         const auto found = crossdock::handles().find(handle);
         crossdock::require(words != nullptr, ncclInvalidArgument, "words is NULL");
-        *words = found->overlap_words(block_rows);
+        *words = crossdock::overlap_words(found->overlap_blocks(block_rows));
     });
 }
 

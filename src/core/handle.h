@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "core/group.h"
+#include "kernels/row_blocks.h"
 
 namespace crossdock {
 
@@ -40,8 +41,8 @@ class Handle {
         unsigned int update, dispatch, combine;
     };
     virtual Sms sms() const = 0;
-    virtual size_t overlap_words(unsigned int block_rows) const = 0;
-    virtual void set_overlap(const crossdockOverlap_t* overlap) = 0;  // NULL: none
+    virtual RowBlocks overlap_blocks(unsigned int block_rows) const = 0;  // without memory
+    virtual void set_overlap(const crossdockOverlap_t* overlap) = 0;      // NULL: none
     virtual void rebind(const ncclEpTensor_t* topk_idx) = 0;
     virtual void dropped_tokens(uint64_t* count, cudaStream_t stream) = 0;  // count: device memory
     virtual void routing(const ncclEpTensor_t* topk_idx, cudaStream_t stream) = 0;

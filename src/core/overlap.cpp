@@ -41,4 +41,9 @@ uint32_t* read_overlap_memory(Communicator& communicator, const crossdockOverlap
         read_overlap_words(communicator, overlap.memory, "overlap->memory", overlap_words(blocks)).data);
 }
 
+void expect_no_overlap(bool has_counters) {
+    require(!has_counters, ncclInvalidUsage,
+            "crossdockHandleSetOverlap applies to the handle, allowed for elastic operations: none (NULL)");
+}
+
 }  // namespace crossdock

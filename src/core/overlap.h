@@ -17,5 +17,7 @@ Tensor read_overlap_words(Communicator& communicator, const ncclEpTensor_t* call
 // overlap->memory, checked.
 uint32_t* read_overlap_memory(Communicator& communicator, const crossdockOverlap_t& overlap, const RowBlocks& blocks,
                               bool has_masks);
+// InvalidUsage if an elastic operation's handle has counters.
+void expect_no_overlap(bool has_counters);
 
 }  // namespace crossdock

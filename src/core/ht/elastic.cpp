@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/ht/handle.h"
 #include "core/ht/plan.h"
+#include "core/overlap.h"
 #include "kernels/ht/launch.h"
 
 namespace crossdock {
@@ -28,11 +29,15 @@ void HtHandle::expect_elastic_rows(const Tensor& tensor) {
             tensor.name, tensor.sizes[0], received);
 }
 
-void HtHandle::elastic_dispatch(const crossdockElasticDispatch_t& call, cudaStream_t stream) {
+void HtHandle::expect_elastic() const {
     group_->expect_working();
     require(!group_->config().masking, ncclInvalidUsage,
             "the group has masks (ht_masks), allowed for elastic operations: groups without");
-    expect_no_overlap();
+    expect_no_overlap(published_.memory != nullptr);
+}
+
+void HtHandle::elastic_dispatch(const crossdockElasticDispatch_t& call, cudaStream_t stream) {
+    expect_elastic();
     DeviceScope device(group_->runtime());
     expect_routing(stream, call.tokens, "call->tokens");
     CallMemory memory;
@@ -66,10 +71,7 @@ void HtHandle::elastic_dispatch(const crossdockElasticDispatch_t& call, cudaStre
 }
 
 void HtHandle::elastic_combine(const crossdockElasticCombine_t& call, cudaStream_t stream) {
-    group_->expect_working();
-    require(!group_->config().masking, ncclInvalidUsage,
-            "the group has masks (ht_masks), allowed for elastic operations: groups without");
-    expect_no_overlap();
+    expect_elastic();
     group_->config().expect_rows_to_sum(is_expert_major());
     DeviceScope device(group_->runtime());
     expect_routing(stream, call.out_tokens, "call->out_tokens");

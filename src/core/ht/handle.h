@@ -35,7 +35,7 @@ class HtHandle final : public Handle {
     void set_sums(crossdockSums_t sums) override;
     void set_alignment(unsigned int alignment) override;
     void set_sms(unsigned int num_sms) override;
-    size_t overlap_words(unsigned int block_rows) const override;
+    RowBlocks overlap_blocks(unsigned int block_rows) const override;
     void set_overlap(const crossdockOverlap_t* overlap) override;
     Sms sms() const override;
     void rebind(const ncclEpTensor_t* topk_idx) override;
@@ -77,8 +77,7 @@ class HtHandle final : public Handle {
     void read_dispatch_weights(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
                                HtDispatchArgs& args, CallMemory& memory);
     void expect_rows(const Tensor& tensor, bool needs_all_rows);
-    RowBlocks overlap_blocks(unsigned int block_rows) const;  // without memory
-    void expect_no_overlap() const;
+    void expect_elastic() const;
 
     ElasticSizes elastic_sizes() const;
     // How many rows a tensor needs at least that holds all received rows, as far as the host knows.

@@ -20,10 +20,6 @@ RowBlocks HtHandle::overlap_blocks(unsigned int block_rows) const {
                       static_cast<uint32_t>(std::min<uint64_t>(all_tokens, budget())));
 }
 
-size_t HtHandle::overlap_words(unsigned int block_rows) const {
-    return crossdock::overlap_words(overlap_blocks(block_rows));
-}
-
 void HtHandle::set_overlap(const crossdockOverlap_t* caller) {
     group_->expect_working();
     if (caller == nullptr) {
@@ -38,11 +34,6 @@ void HtHandle::set_overlap(const crossdockOverlap_t* caller) {
             caller->done == nullptr ? "NULL" : "set", caller->done_value);
     blocks.memory = read_overlap_memory(group_->communicator(), *caller, blocks, group_->config().masking);
     published_ = blocks;
-}
-
-void HtHandle::expect_no_overlap() const {
-    require(published_.memory == nullptr, ncclInvalidUsage,
-            "crossdockHandleSetOverlap applies to the handle, allowed for elastic operations: none (NULL)");
 }
 
 }  // namespace crossdock

@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/ll/handle.h"
 #include "core/ll/plan.h"
+#include "core/overlap.h"
 #include "kernels/ll/elastic_dispatch.h"
 
 namespace crossdock {
@@ -42,10 +43,14 @@ ElasticSizes LlHandle::elastic_sizes() const {
             routing_.ids_are_64_bit ? ncclInt64 : ncclInt32};
 }
 
-void LlHandle::elastic_dispatch(const crossdockElasticDispatch_t& call, cudaStream_t stream) {
+void LlHandle::expect_elastic() const {
     group_->expect_working();
     expect_elastic_group(*group_);
-    expect_no_overlap();
+    expect_no_overlap(overlap_.memory != nullptr || overlap_.done != nullptr);
+}
+
+void LlHandle::elastic_dispatch(const crossdockElasticDispatch_t& call, cudaStream_t stream) {
+    expect_elastic();
     expect_routing();
     expect_none_pending();
     CallMemory memory;
@@ -76,9 +81,7 @@ void LlHandle::elastic_dispatch(const crossdockElasticDispatch_t& call, cudaStre
 }
 
 void LlHandle::elastic_combine(const crossdockElasticCombine_t& call, cudaStream_t stream) {
-    group_->expect_working();
-    expect_elastic_group(*group_);
-    expect_no_overlap();
+    expect_elastic();
     expect_routing();
     expect_none_pending();
     group_->config().expect_rows_to_sum(is_expert_major());

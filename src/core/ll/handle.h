@@ -34,7 +34,7 @@ class LlHandle final : public Handle {
     void set_sums(crossdockSums_t sums) override;
     void set_alignment(unsigned int alignment) override;
     void set_sms(unsigned int num_sms) override { num_sms_ = num_sms; }
-    size_t overlap_words(unsigned int block_rows) const override;
+    RowBlocks overlap_blocks(unsigned int block_rows) const override;
     void set_overlap(const crossdockOverlap_t* overlap) override;
     Sms sms() const override;
     void rebind(const ncclEpTensor_t* topk_idx) override;
@@ -65,8 +65,7 @@ class LlHandle final : public Handle {
     LlHandleLayout layout() const;
     ElasticSizes elastic_sizes() const;
     LlCommon common(OperationKind operation, bool send_only) const;
-    RowBlocks overlap_blocks(unsigned int block_rows) const;
-    void expect_no_overlap() const;
+    void expect_elastic() const;
     void expect_published() const;
     void expect_routing() const;
     void expect_dispatched_routing() const;

@@ -13,10 +13,6 @@ RowBlocks LlHandle::overlap_blocks(unsigned int block_rows) const {
                              : row_blocks(block_rows, config.num_ranks, config.max_tokens);
 }
 
-size_t LlHandle::overlap_words(unsigned int block_rows) const {
-    return crossdock::overlap_words(overlap_blocks(block_rows));
-}
-
 void LlHandle::set_overlap(const crossdockOverlap_t* caller) {
     group_->expect_working();
     if (caller == nullptr) {
@@ -46,11 +42,6 @@ void LlHandle::expect_published() const {
     require(published_.memory == overlap_.memory && published_.block_rows == overlap_.block_rows, ncclInvalidUsage,
             "the last dispatch has not published rows in overlap->memory, whose counters this combine would wait for: "
             "call crossdockHandleSetOverlap before ncclEpDispatch");
-}
-
-void LlHandle::expect_no_overlap() const {
-    require(overlap_.memory == nullptr && overlap_.done == nullptr, ncclInvalidUsage,
-            "crossdockHandleSetOverlap applies to the handle, allowed for elastic operations: none (NULL)");
 }
 
 }  // namespace crossdock
