@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from pathlib import Path
@@ -140,6 +141,95 @@ def test_a_step_with_nan_is_skipped_by_all() -> None:
     ep.run_threads(2, program)
 
 
+def test_a_closed_optimizer_refuses_steps() -> None:
+    def program(comm: ep.Communicator) -> None:
+        model = model_of()
+        optimizer = a2.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm)
+        backward(model, comm.rank, 0)
+        optimizer.begin()
+        optimizer.close()
+        optimizer.close()
+        before = [p.detach().clone() for p in model.parameters()]
+        for call in (optimizer.step, optimizer.begin):
+            with pytest.raises(ep.InvalidUsage, match="the Optimizer is closed"):
+                call()
+        assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+    ep.run_threads(2, program)
+
+
+def test_gradients_that_change_between_the_halves_are_refused() -> None:
+    def program(comm: ep.Communicator) -> None:
+        model = model_of()
+        with a2.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm) as optimizer:
+            backward(model, comm.rank, 0)
+            optimizer.begin()
+            own = [p.grad for p in model.parameters()]
+            optimizer.zero_grad()
+            with pytest.raises(ep.InvalidUsage, match=r"4 gradients are not those that begin\(\) read"):
+                optimizer.step()
+            for parameter, gradient in zip(model.parameters(), own, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+            assert optimizer.num_steps == 1
+
+    ep.run_threads(2, program)
+
+
+@pytest.mark.parametrize("change", ["add_param_group", "requires_grad"])
+def test_new_parameters_are_refused(change: str) -> None:
+    def program(comm: ep.Communicator) -> None:
+        model, other = model_of(), model_of()
+        model[0].requires_grad_(False)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        with a2.Optimizer(inner, comm) as optimizer:
+            backward(model, comm.rank, 0)
+            optimizer.step()
+            if change == "add_param_group":
+                inner.add_param_group({"params": list(other[0].parameters())})
+            else:
+                model[0].requires_grad_(True)
+            with pytest.raises(
+                ep.InvalidUsage, match="2 of the optimizer's parameters are new .* make it anew on all ranks"
+            ):
+                optimizer.step()
+        with a2.Optimizer(inner, comm) as optimizer:
+            optimizer.step()
+
+    ep.run_threads(2, program)
+
+
+def test_drift_of_replicas_without_a_mean() -> None:
+    """The mean of opposite replicas is 0, that of a NaN none."""
+
+    def program(comm: ep.Communicator) -> None:
+        opposite = torch.tensor([3.0, 4.0]) * (1 if comm.rank else -1)
+        assert a2.drift([opposite], comm) == a2.Drift(5.0, math.inf)
+        assert a2.drift([torch.zeros(2)], comm) == a2.Drift(0.0, 0.0)
+        found = a2.drift([torch.tensor([1.0, math.nan if comm.rank else 1.0])], comm)
+        assert math.isnan(found.distance) and math.isnan(found.relative)
+
+    ep.run_threads(2, program)
+
+
+@pytest.mark.parametrize("collective", [a2.average_parameters, a2.drift])
+def test_tensors_without_means_are_refused(collective: Any) -> None:
+    def program(comm: ep.Communicator) -> None:
+        with pytest.raises(ep.InvalidArgument, match="parameters is empty, allowed: one tensor or more"):
+            collective([], comm)
+        for dtype in (torch.complex64, torch.int64, torch.bool):
+            with pytest.raises(ep.InvalidArgument, match=rf"parameters\[1\] is of {dtype}, allowed: .* floating point"):
+                collective([torch.ones(2), torch.ones(2, dtype=dtype)], comm)
+        for other in ([torch.ones(3, 2)], [torch.ones(2, 3).double()], [torch.ones(3), torch.ones(3)]):
+            with pytest.raises(
+                ep.InvalidUsage, match=r"differ between ranks in number, .*: ranks \[2\] have others than rank 0"
+            ):
+                collective(other if comm.rank == 2 else [torch.ones(2, 3)], comm)
+        collective([torch.ones(2, dtype=torch.bfloat16), torch.ones(2, 3).double()], comm)
+
+    ep.run_threads(3, program)
+
+
 def _train_with_ddp(rank: int, port: int, folder: str) -> None:
     import torch.distributed as dist
 
@@ -158,6 +248,8 @@ def _train(rank: int, scope: Any) -> None:
     model, plain = model_of(), model_of()
     wrapped = DistributedDataParallel(model, bucket_cap_mb=0.0003)  # some buckets
     state = a2.HookState(scope=scope)
+    with pytest.raises(ep.InvalidUsage, match="bucket 0 has no report, those with one: none yet"):
+        state.report()
     wrapped.register_comm_hook(state, a2.hook)
     for step in range(3):
         wrapped.zero_grad()
@@ -174,6 +266,10 @@ def _train(rank: int, scope: Any) -> None:
     assert not torch.equal(flat_gradient(model), flat_gradient(plain))
     drift = a2.drift(model.parameters())
     assert drift.distance == 0  # nobody has stepped
+    with pytest.raises(
+        ep.InvalidUsage, match=r"differ between ranks in number, .*: ranks \[1\] have others than rank 0"
+    ):
+        a2.average_parameters([torch.ones(2 + rank)])
     state.close()
 
 
@@ -198,8 +294,17 @@ def test_scopes_are_checked() -> None:
             a2.Optimizer([inner], comm)  # type: ignore[arg-type]
         with pytest.raises(ep.InvalidArgument, match="communicator is a SGD, expected: a Communicator"):
             a2.Optimizer(inner, inner)  # type: ignore[arg-type]
+        with pytest.raises(ep.InvalidArgument, match="sums is 'fp8', allowed: 'fp32', 'fp64'"):
+            a2.Optimizer(inner, comm, sums="fp8")
 
     ep.run_threads(1, program)
+
+
+def test_options_of_the_hook_are_checked_where_it_is_made() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
+        a2.HookState(foo=1)  # type: ignore[call-arg]
+    with pytest.raises(ep.InvalidArgument, match="sums is 'fp8', allowed: 'fp32', 'fp64'"):
+        a2.HookState(sums="fp8")
 
 
 @pytest.mark.parametrize("arm", ["dense", "a2sgd", "top-k", "qsgd", "none"])

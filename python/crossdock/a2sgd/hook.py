@@ -10,7 +10,7 @@ from torch import Tensor
 
 from crossdock._core import A2sgd, A2sgdReport, Communicator
 from crossdock.copies import Uncopied
-from crossdock.errors import InvalidArgument
+from crossdock.errors import InvalidArgument, InvalidUsage
 
 Scope = Literal["model", "bucket"]
 
@@ -19,21 +19,37 @@ class HookState(Uncopied):
     """What the hook keeps between steps; one per model. Collective: made by all ranks of the process group.
 
     scope "model" (the paper's): two means for the whole gradient, when its last bucket is ready. "bucket": two means
-    for each of DDP's buckets, as soon as it is ready. group None: the default process group. options: those of
-    crossdock.A2sgd. Close it before the process group is destroyed.
+    for each of DDP's buckets, as soon as it is ready. group None: the default process group. The other arguments are
+    those of crossdock.A2sgd. Close it before the process group is destroyed.
     """
 
     _remedy = "make another HookState for the other model; of a model in DistributedDataParallel, copy its module"
 
-    def __init__(self, group: Any = None, scope: Scope = "model", **options: Any) -> None:
+    def __init__(
+        self,
+        group: Any = None,
+        scope: Scope = "model",
+        *,
+        sums: str = "fp32",
+        skip_nonfinite: bool = False,
+        timeout_s: float = 0.0,
+        lsa_team_size: int = 0,
+    ) -> None:
         if scope not in ("model", "bucket"):
             raise InvalidArgument(f"scope is {scope!r}, allowed: 'model', 'bucket'")
+        if sums not in ("fp32", "fp64"):
+            raise InvalidArgument(f"sums is {sums!r}, allowed: 'fp32', 'fp64'")
         from crossdock.torch import communicator_of
 
         self.communicator: Communicator = communicator_of(group)
         self.scope = scope
         self.reports: dict[int, A2sgdReport] = {}  # of the latest step, by bucket; "model" has number 0 alone
-        self._options = options
+        self._options: dict[str, Any] = {
+            "sums": sums,
+            "skip_nonfinite": skip_nonfinite,
+            "timeout_s": timeout_s,
+            "lsa_team_size": lsa_team_size,
+        }
         self._averagers: dict[int, tuple[list[int], A2sgd]] = {}  # with the pieces' sizes: DDP cuts new buckets once
         self._ready: list[Tensor] = []
 
@@ -48,6 +64,10 @@ class HookState(Uncopied):
 
     def report(self, bucket: int = 0) -> A2sgdReport:
         """Reports of the latest step."""
+        if bucket not in self._averagers:
+            raise InvalidUsage(
+                f"bucket {bucket} has no report, those with one: {sorted(self._averagers) or 'none yet'}"
+            )
         return self._averagers[bucket][1].report()
 
     def close(self) -> None:

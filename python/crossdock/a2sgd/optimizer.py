@@ -23,7 +23,8 @@ class Optimizer(Uncopied):
     one gradient over all parameters; "group": one for each of the optimizer's param_groups. average_every n: after
     every n-th step the parameters of all ranks are averaged, too. skip_nonfinite: where any rank's gradient holds a NaN
     or an infinity, no rank steps (this waits for the device). names: of the parameters, for reports:
-    named_parameters().
+    named_parameters(). Between begin() and step(), gradients must not change: no zero_grad(), no clipping. Parameters
+    that the optimizer gets later, or that need a gradient later, are refused.
     """
 
     _remedy = "save the state_dict() of its optimizer, and make it anew around another one"
@@ -42,6 +43,8 @@ class Optimizer(Uncopied):
     ) -> None:
         if scope not in ("model", "group"):
             raise InvalidArgument(f"scope is {scope!r}, allowed: 'model', 'group'")
+        if sums not in ("fp32", "fp64"):
+            raise InvalidArgument(f"sums is {sums!r}, allowed: 'fp32', 'fp64'")
         if not isinstance(average_every, numbers.Integral) or average_every < 0:
             raise InvalidArgument(f"average_every is {average_every!r}, allowed: 0 (never) and more")
         if not hasattr(optimizer, "param_groups"):
@@ -55,31 +58,46 @@ class Optimizer(Uncopied):
         self._skips = skip_nonfinite
         self._options: dict[str, Any] = {"sums": sums, "skip_nonfinite": skip_nonfinite, "timeout_s": timeout_s}
         self._names = {parameter: name for name, parameter in names}
-        groups = [[p for p in group["params"] if p.requires_grad] for group in optimizer.param_groups]
+        groups = self._trained()
         self._sets: list[list[Tensor]] = groups if scope == "group" else [[p for group in groups for p in group]]
         self._averagers: list[A2sgd] = []
-        self._is_begun = False
+        self._gradients: dict[Tensor, Tensor] = {}  # of the step that has begun, by parameter
+        self._is_closed = False
 
     def begin(self) -> None:
         """The first half of a step: call it as soon as the gradient is ready; otherwise step() does."""
-        if self._is_begun:
+        self._expect_open()
+        if self._gradients:
             raise InvalidUsage("a step has begun: call step() first")
-        gradients = [[self._gradient_of(p) for p in parameters] for parameters in self._sets]
+        known = {p for parameters in self._sets for p in parameters}
+        if new := sum(p not in known for group in self._trained() for p in group):
+            raise InvalidUsage(
+                f"{new} of the optimizer's parameters are new since this Optimizer was made: close it, and make it "
+                "anew on all ranks"
+            )
+        gradients = {p: self._gradient_of(p) for parameters in self._sets for p in parameters}
+        sets = [[gradients[p] for p in parameters] for parameters in self._sets]
         if not self._averagers:
-            for parameters, pieces in zip(self._sets, gradients, strict=True):
+            for parameters, pieces in zip(self._sets, sets, strict=True):
                 names = [self._names.get(p, f"parameter {i}") for i, p in enumerate(parameters)]
                 self._averagers.append(A2sgd(self.communicator, pieces, names=names, **self._options))
-        for averager, pieces in zip(self._averagers, gradients, strict=True):
+        for averager, pieces in zip(self._averagers, sets, strict=True):
             averager.set_pieces(pieces)
             averager.begin()
-        self._is_begun = True
+        self._gradients = gradients
 
     def step(self, closure: Any = None) -> Any:
         if closure is not None:
             raise InvalidUsage("a closure that computes the loss again would change gradients between the halves")
-        if not self._is_begun:
+        self._expect_open()
+        if not self._gradients:
             self.begin()
-        self._is_begun = False
+        if others := sum(p.grad is not gradient for p, gradient in self._gradients.items()):
+            raise InvalidUsage(
+                f"{others} gradients are not those that begin() read: change gradients, as zero_grad() does, before "
+                "begin() or after step()"
+            )
+        self._gradients = {}
         for averager in self._averagers:
             averager.end()
         self.num_steps += 1
@@ -103,9 +121,12 @@ class Optimizer(Uncopied):
         self.optimizer.zero_grad(set_to_none)
 
     def close(self) -> None:
+        """Collective. Repeating it is fine."""
+        self._is_closed = True
         for averager in self._averagers:
             averager.close()
         self._averagers = []
+        self._gradients = {}
 
     def __enter__(self) -> Optimizer:
         return self
@@ -113,6 +134,14 @@ class Optimizer(Uncopied):
     def __exit__(self, kind: Any, *_: object) -> None:
         if kind is None:
             self.close()
+
+    def _expect_open(self) -> None:
+        if self._is_closed:
+            raise InvalidUsage("the Optimizer is closed")
+
+    def _trained(self) -> list[list[Tensor]]:
+        """The parameters that need a gradient, by param_groups."""
+        return [[p for p in group["params"] if p.requires_grad] for group in self.optimizer.param_groups]
 
     def _gradient_of(self, parameter: Tensor) -> Tensor:
         """Parameters without a gradient count as zeros: every rank must have as many entries."""
