@@ -4,8 +4,8 @@
 # many hosts, and fails if one of them does.
 set -euo pipefail
 usage="run_hosts.sh PROGRAM HOSTS RANKS_PER_HOST [ARGUMENTS...]"
-if [ $# -lt 3 ] || ! [[ $2$3 =~ ^[0-9]+$ ]] || ! command -v "$1" >/dev/null; then
-    echo "$usage: there is no such program, or the other two are no numbers" >&2
+if [ $# -lt 3 ] || ! [[ "$2 $3" =~ ^[1-9][0-9]*\ [1-9][0-9]*$ ]] || ! command -v "$1" >/dev/null; then
+    echo "$usage: there is no such program, or the other two are no positive numbers" >&2
     exit 2
 fi
 program=$1 hosts=$2 ranks_per_host=$3

@@ -373,7 +373,7 @@ typedef struct ncclEpCompleteConfig {
 // Writes NCCL_EP_VERSION_CODE of the library. Local, capturable.
 ncclResult_t ncclEpGetVersion(int* version);
 
-// Makes a tensor descriptor with a library-owned copy of the `ndim` extents (extents of 0 are legal; ndim > 0); data,
+// Makes a tensor descriptor with a library-owned copy of the `ndim` extents (extents of 0 are legal; ndim 1..4); data,
 // window and offset are 0 and the caller's to fill. No device memory is involved. `config` may be NULL. Local.
 ncclResult_t ncclEpTensorAlloc(ncclEpTensor_t** tensor, unsigned int ndim, ncclDataType_t datatype, const size_t* sizes,
                                const ncclEpTensorAllocConfig_t* config);

@@ -5,6 +5,7 @@
 #define CROSSDOCK_COMMUNICATOR_HPP_
 
 #include <cstddef>
+#include <exception>
 #include <future>
 #include <utility>
 #include <vector>
@@ -115,7 +116,8 @@ class Communicator {
 };
 
 // Calls function(const Communicator&) once per rank, each in a thread of its own, and returns when all have returned.
-// Throws what the first rank that failed threw.
+// Throws what the lowest rank that failed threw. An ncclRemoteError only reports the failure of another rank, so it is
+// thrown only if there is nothing else. Ranks that wait for one that has failed do so up to their timeout.
 template <class Function>
 void run_threads(int num_ranks, const Function& function) {
     const std::vector<Communicator> ranks = Communicator::threads(num_ranks);
@@ -123,9 +125,20 @@ void run_threads(int num_ranks, const Function& function) {
     for (const Communicator& rank : ranks) {
         running.push_back(std::async(std::launch::async, [&function, &rank] { function(rank); }));
     }
+    std::exception_ptr cause;
+    std::exception_ptr report;
     for (std::future<void>& each : running) {
-        each.get();
+        try {
+            each.get();
+        } catch (const Error& error) {
+            std::exception_ptr& place = error.code() == ncclRemoteError ? report : cause;
+            if (place == nullptr) place = std::current_exception();
+        } catch (...) {
+            if (cause == nullptr) cause = std::current_exception();
+        }
     }
+    if (cause == nullptr) cause = report;
+    if (cause != nullptr) std::rethrow_exception(cause);
 }
 
 }  // namespace cxx

@@ -100,6 +100,8 @@ const TorchTypes& torch_types() {
 
 constexpr const char* kNegative = "has its negative bit set: pass its resolve_neg()";
 constexpr const char* kConjugate = "has its conjugate bit set: pass its resolve_conj()";
+constexpr const char* kSparse = "is not a dense tensor: pass its to_dense()";
+constexpr const char* kNested = "is a nested tensor: pass its to_padded_tensor(0)";
 constexpr const char* kNoMemory = "has no memory, as a tensor of zeros that torch does not store: pass its clone()";
 
 bool is_set(PyObject* method, nb::handle tensor) {
@@ -150,6 +152,8 @@ const char* fault_of_memory(nb::handle tensor) {
     const TorchTypes& types = torch_types();
     if (is_set(types.is_neg, tensor)) return kNegative;
     if (is_set(types.is_conj, tensor)) return kConjugate;
+    if (nb::cast<bool>(tensor.attr("is_nested"))) return kNested;
+    if (!tensor.attr("layout").is(nb::module_::import_("torch").attr("strided"))) return kSparse;
     const bool has_place = nb::cast<bool>(tensor.attr("is_cpu")) || nb::cast<bool>(tensor.attr("is_cuda"));
     const bool lacks_memory =
         has_place && nb::cast<size_t>(tensor.attr("data_ptr")()) == 0 && nb::cast<size_t>(tensor.attr("numel")()) > 0;

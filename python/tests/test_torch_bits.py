@@ -50,6 +50,11 @@ def test_arrays() -> None:
     for empty in (without_memory(one), torch._efficientzerotensor((2, 4))):
         with pytest.raises(ep.InvalidArgument, match="^buffer has no memory"):
             ep.Tensor(empty)
+    for sparse in (one.to_sparse(), one.to_sparse_csr(), one.to_mkldnn()):
+        with pytest.raises(ep.InvalidArgument, match=r"^buffer is not a dense tensor: pass its to_dense\(\)"):
+            ep.Tensor(sparse)
+    with pytest.raises(ep.InvalidArgument, match="^buffer is a nested tensor"):
+        ep.Tensor(torch.nested.nested_tensor([one, one]))
     assert ep.Tensor(torch.zeros(0, 4)).sizes == (0, 4)
     forms = Forms()
     forms.keep(True, one)

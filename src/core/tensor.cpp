@@ -236,7 +236,7 @@ void expect_absent(const ncclEpTensor_t* caller, const char* name, const char* w
 
 ncclEpTensor_t* allocate_tensor(unsigned int ndim, ncclDataType_t dtype, const size_t* sizes) {
     require(sizes != nullptr, ncclInvalidArgument, "sizes is NULL");
-    require(ndim > 0, ncclInvalidArgument, "ndim is 0, allowed: 1 and more");
+    require(ndim > 0 && ndim <= kMaxDims, ncclInvalidArgument, "ndim is {}, allowed: 1..{}", ndim, kMaxDims);
     auto tensor = std::make_unique<ncclEpTensor_t>();
     auto extents = std::make_unique<size_t[]>(ndim);
     std::memcpy(extents.get(), sizes, ndim * sizeof(size_t));

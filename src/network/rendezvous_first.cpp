@@ -148,6 +148,7 @@ class First {
         }
         const std::string objection = why_not(hello);
         if (!objection.empty()) {
+            refused_ = objection;
             refuse(client, Verdict::kContradicts, objection);
             return false;
         }
@@ -225,6 +226,7 @@ class First {
             message += fmt::format("; {} that came had another CROSSDOCK_SECRET", num_without_secret_);
         if (num_of_other_jobs_ > 0)
             message += fmt::format("; {} that came were of other jobs than '{}'", num_of_other_jobs_, own_job());
+        if (!refused_.empty()) message += fmt::format("; a rank was refused: {}", refused_);
         message += acceptor_.trouble();
         for (Client& each : clients_) {
             if (each.hello) refuse(each, Verdict::kGaveUp, message);
@@ -272,6 +274,7 @@ class First {
     std::vector<History> histories_;  // per rank
     uint64_t num_without_secret_ = 0;
     uint64_t num_of_other_jobs_ = 0;
+    std::string refused_;  // why the last rank that contradicted was
 };
 
 }  // namespace

@@ -102,6 +102,14 @@ TEST(Rendezvous, NamesMissingRanks) {
                  {"rank 1 timed out after 1000 ms waiting for rank 0 at 127.0.0.1:", "refused"});
 }
 
+// Rank 0 says so, too, if it then waits in vain.
+TEST(Rendezvous, ARefusalIsNamedWhereARankIsMissing) {
+    const std::string address = free_address();
+    auto first = start(meeting(address, 0, 2, kSecond));
+    expect_words(start(meeting(address, 1, 3)).get().message, {"rank 1 was refused"});
+    expect_words(first.get().message, {"for ranks 1", "a rank was refused: num_ranks is 3 there, 2 on rank 0"});
+}
+
 TEST(Rendezvous, ContradictionsAreNamed) {
     const std::string address = free_address();
     auto first = start(meeting(address, 0, 3));

@@ -38,6 +38,26 @@ TEST(RunThreads, ThrowsTheFirstExceptionOfARank) {
     EXPECT_EQ(returned, 3);
 }
 
+// What ranks report of the one that failed does not hide why it failed.
+TEST(RunThreads, PrefersTheCauseToItsReports) {
+    const auto program = [](const Communicator& comm) {
+        if (comm.rank() == 2) throw std::runtime_error("the cause");
+        throw Error(ncclRemoteError, std::to_string(comm.rank()));
+    };
+    EXPECT_THROW(
+        try { run_threads(3, program); } catch (const std::runtime_error& error) {
+            EXPECT_STREQ(error.what(), "the cause");
+            throw;
+        },
+        std::runtime_error);
+    EXPECT_THROW(
+        try { run_threads(2, program); } catch (const Error& error) {
+            EXPECT_STREQ(error.what(), "0");
+            throw;
+        },
+        Error);
+}
+
 // An id's owner keeps a descriptor for it, wherever the owner moves.
 TEST(UniqueIds, AreReleasedByTheirOwner) {
     const auto num_descriptors = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); };

@@ -189,6 +189,8 @@ TEST(BadGroup, Tensors) {
                          ncclEpTensorAlloc(&tensor, 3, ncclInt8, nullptr, nullptr));
             RANK_REFUSED(context, ncclInvalidArgument, "ndim",
                          ncclEpTensorAlloc(&tensor, 0, ncclInt8, extents, nullptr));
+            RANK_REFUSED(context, ncclInvalidArgument, "ndim is 5, allowed: 1..4",
+                         ncclEpTensorAlloc(&tensor, 5, ncclInt8, extents, nullptr));
             ncclEpTensorAllocConfig_t config = NCCL_EP_TENSOR_ALLOC_CONFIG_INIT;
             config.magic = 0;
             RANK_REFUSED(context, ncclInvalidArgument, "magic",
