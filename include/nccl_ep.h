@@ -623,7 +623,8 @@ ncclResult_t ncclEpComplete(ncclEpHandle_t handle, const ncclEpCompleteConfig_t*
 // Copies R ints (1 active, 0 masked) to device memory. Local, enqueues, capturable.
 ncclResult_t ncclEpMaskQuery(ncclEpGroup_t ep_group, int* mask_status, cudaStream_t stream);
 
-// Sets all R entries from host memory, which may be reused on return; values other than 0 are active. Local.
+// Sets all R entries from host memory, which may be reused on return; values other than 0 are active. A rank of an LL
+// group whose own entry is 0 gets no rows of its own tokens either. Local.
 ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t ep_group, const int* mask, cudaStream_t stream);
 
 // Readmits all participating ranks. Collective over the surviving ranks, blocks until the stream is done, not

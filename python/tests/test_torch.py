@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -458,6 +459,11 @@ def test_a_tensor_that_was_resized_is_noticed() -> None:
                 handle.update(described)
 
 
+class Pair(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+    def forward(self, x: Any) -> Any:
+        return x, None
+
+
 def test_wrong_use() -> None:
     [comm] = ep.Communicator.create_threads(1)
     exchange = exchange_of(comm, ep.Algorithm.HIGH_THROUGHPUT, max_in_flight=1)
@@ -482,6 +488,10 @@ def test_wrong_use() -> None:
         exchange.combine(first.rows, tuple(first))  # type: ignore[arg-type]
     with pytest.raises(ep.InvalidArgument, match="experts has 1 modules, expected .*: a row is for expert 1"):
         ept.apply_experts([torch.nn.Identity()], first)
+    with pytest.raises(ep.InvalidArgument, match="experts is of type function, expected one module for each"):
+        ept.apply_experts(lambda rows: rows, first)  # type: ignore[arg-type]
+    with pytest.raises(ep.InvalidArgument, match="received is of type tuple, expected what dispatch returned"):
+        ept.apply_experts([torch.nn.Identity()] * 2, tuple(first))  # type: ignore[arg-type]
     exchange.combine(first.rows, first)  # it is still open
     exchange.dispatch(tokens, indices, weights)
     with pytest.raises(ep.InvalidUsage, match="dispatch 0 of this exchange is too long ago, 1 came since"):
@@ -491,12 +501,21 @@ def test_wrong_use() -> None:
     gated = ept.ExpertParallel(exchange, torch.nn.Linear(HIDDEN, 3), [torch.nn.Identity()] * 2)
     with pytest.raises(ep.InvalidArgument, match="gate has returned 3 logits per token, expected 2"):
         gated(tokens)
+    gated = ept.ExpertParallel(exchange, Pair(), [torch.nn.Identity()] * 2)
+    with pytest.raises(ep.InvalidArgument, match="gate has returned an object of type tuple, expected logits"):
+        gated(tokens)
     with pytest.raises(ep.InvalidArgument, match="max_in_flight is 0"):
         exchange_of(comm, ep.Algorithm.LOW_LATENCY, max_in_flight=0)
     for fields, message in (
         ({"num_topk": 9}, "num_topk is 9, allowed: at most num_experts"),
         ({"max_tokens": 1 << 30}, "^max_tokens is 1073741824, allowed: at most"),
-        ({"max_in_flight": 1.5}, "max_in_flight is 1.5, allowed: whole numbers from 1 on"),
+        ({"max_in_flight": 1.5}, "max_in_flight is 1.5, allowed: whole numbers from 1 to 65536"),
+        ({"max_in_flight": 2**40}, "max_in_flight is 1099511627776, allowed: whole numbers from 1 to 65536"),
+        ({"zero_copy": ep.ZeroCopyMode.OFF}, "zero_copy is ZeroCopyMode.OFF, allowed: True, False"),
+        ({"zero_copy": "no"}, "zero_copy is 'no', allowed: True, False"),
+        ({"max_rows": 7, "max_recv_tokens_per_rank": 4}, "max_recv_tokens_per_rank is 4, .*: pass max_rows instead"),
+        ({"max_dispatch_tokens_per_rank": 4}, "max_dispatch_tokens_per_rank is 4, .*: pass max_tokens instead"),
+        ({"max_token_bytes": 128}, "max_token_bytes is 128, an Exchange sets it: pass hidden instead"),
         ({"hidden": -4}, "hidden is -4, allowed: whole numbers from 1 on"),
         ({"hidden": 6}, "hidden is 6, allowed with torch.float32: multiples of 4"),
         ({"max_tokens": 0}, "max_tokens is 0, allowed: whole numbers from 1 on"),
@@ -506,6 +525,11 @@ def test_wrong_use() -> None:
             exchange_of(comm, ep.Algorithm.HIGH_THROUGHPUT, **fields)
     with pytest.raises(ep.InvalidUsage, match="invariant is True, allowed: False: .* TokenSwitch"):
         exchange_of(comm, ep.Algorithm.HIGH_THROUGHPUT, invariant=True)
+    with pytest.raises(ep.InvalidUsage, match="enable_mask is for low latency, .* high throughput: ht_masks"):
+        exchange_of(comm, ep.Algorithm.HIGH_THROUGHPUT, enable_mask=True)
+    for mode, name in ((ep.Algorithm.HIGH_THROUGHPUT, "ht_masks"), (ep.Algorithm.LOW_LATENCY, "enable_mask")):
+        with exchange_of(comm, mode, **{name: True}) as masked:
+            assert list(masked.group.mask_query()) == [True]
     with pytest.raises(ep.InvalidUsage, match="torch.distributed is not initialised"):
         ept.communicator_of()
     with pytest.raises(ep.InvalidArgument, match="num_experts is 3, allowed: positive multiples of the 2 ranks"):
@@ -516,6 +540,91 @@ def test_wrong_use() -> None:
     exchange.close()
     with pytest.raises(ep.InvalidUsage, match="is closed"):
         exchange.dispatch(tokens, indices, weights)
+    comm.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tensors_on_other_devices(mode: ep.Algorithm) -> None:
+    """They are refused, also in a compiled program, which would run the fake kernels instead; fake tensors are not."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    [comm] = ep.Communicator.create_threads(1)
+    with comm, exchange_of(comm, mode) as exchange:
+        arguments = problem(0, 2)
+        received = exchange.dispatch(*arguments)
+        names = ("tokens", "topk_idx", "topk_weights")
+        compiled = torch.compile(exchange.dispatch, backend="aot_eager")
+        for dispatch in (exchange.dispatch, exchange.start_dispatch, compiled):
+            for i, name in enumerate(names):
+                wrong = [part.to("meta") if of == name else part for of, part in zip(names, arguments, strict=True)]
+                message = f"^{name} is on meta, expected: cpu{', as tokens' if i > 0 else ''}$"
+                with pytest.raises(ep.InvalidArgument, match=message):
+                    dispatch(*wrong)
+        shapes = exchange.dispatch(*(part.to("meta") for part in arguments))
+        assert shapes.rows.is_meta and shapes.rows.shape == received.rows.shape
+        make_fx(lambda *given: exchange.dispatch(*given), tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+        whole = torch.compile(Layer(exchange), fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(whole(*arguments), layer(exchange, *arguments))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_experts_that_return_something_else(mode: ep.Algorithm) -> None:
+    [comm] = ep.Communicator.create_threads(1)
+    with comm, exchange_of(comm, mode) as exchange:
+        received = exchange.dispatch(torch.ones(3, HIDDEN), torch.tensor([[0, 1]] * 3), torch.ones(3, TOPK))
+        wrong: list[tuple[Callable[[Any], Any], str]] = [
+            (lambda rows: rows[:1], r"\[1, 8\] of torch.float32, expected: \[3, 8\] of torch.float32"),
+            (lambda rows: rows[:, :1], r"\[3, 1\] of torch.float32, expected: \[3, 8\]"),
+            (lambda rows: rows.double(), r"\[3, 8\] of torch.float64, expected: \[3, 8\] of torch.float32"),
+            (lambda rows: (rows, None), "an object of type tuple, expected a tensor"),
+        ]
+        for expert, message in wrong:
+            with pytest.raises(ep.InvalidArgument, match=f"^expert 1 returned {message}"):
+                ept.apply_experts([torch.nn.Identity(), expert], received)  # type: ignore[list-item]
+        linear = [torch.nn.Linear(HIDDEN, HIDDEN) for _ in range(2)]
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # their results are bfloat16, but not once weighted
+            assert ept.apply_experts(linear, received).dtype == torch.float32
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_errors_name_the_arguments_of_an_exchange(mode: ep.Algorithm) -> None:
+    [comm] = ep.Communicator.create_threads(1)
+    with comm:
+        with exchange_of(comm, mode) as exchange:
+            received = exchange.dispatch(*problem(0, 2))
+            for wrong, message in (
+                (received.rows.repeat(1, 2), "^rows has rows of 64 bytes, allowed: at most those of hidden .*32"),
+                (received.rows.double(), "^rows is of type float64"),
+            ):
+                with pytest.raises(ep.InvalidArgument, match=message):
+                    exchange.combine(wrong, received)
+        recipe, kind = ep.DispatchQuantizationRecipe.DS_FP8E3M4, torch.bfloat16
+        with exchange_of(comm, mode, recipe=recipe, dtype=kind, hidden=128) as exchange:
+            _, indices, weights = problem(0, 2)
+            for tokens in (torch.ones(TOKENS, 64, dtype=kind), torch.ones(TOKENS, 128), torch.ones(TOKENS, 128).half()):
+                message = f"^tokens is .* of {tokens.dtype}, allowed with .*: .* multiples of 128. of torch.bfloat16"
+                with pytest.raises(ep.InvalidArgument, match=message):
+                    exchange.dispatch(tokens, indices, weights)
+
+
+def test_more_rows_than_max_rows() -> None:
+    def program(comm: ep.Communicator) -> None:
+        with exchange_of(comm, ep.Algorithm.HIGH_THROUGHPUT, max_rows=6) as exchange:
+            with pytest.raises(ep.InvalidUsage, match="8 rows .* came to rank 0, whose max_rows is 6"):
+                exchange.dispatch(torch.ones(4, HIDDEN), torch.tensor([[0, 1]] * 4), torch.ones(4, TOPK))
+
+    ep.run_threads(2, program)
+
+
+def test_a_backward_pass_after_its_exchange() -> None:
+    [comm] = ep.Communicator.create_threads(1)
+    exchange = exchange_of(comm, ep.Algorithm.HIGH_THROUGHPUT)
+    group, result = exchange.group, layer(exchange, *problem(0, 2))
+    del exchange
+    gc.collect()
+    with pytest.raises(ep.InvalidUsage, match="nothing refers to it any more: keep it until backward"):
+        result.sum().backward()
+    group.close()
     comm.close()
 
 
@@ -569,10 +678,25 @@ def test_symmetric_memory() -> None:
     with comm:
         with pytest.raises(ep.InvalidArgument, match="num_bytes is 0"):
             ept.SymmetricMemory(comm, 0)
+        with pytest.raises(ep.InvalidArgument, match="num_bytes is '64'"):
+            ept.SymmetricMemory(comm, "64")  # type: ignore[arg-type]
+        with ept.SymmetricMemory(comm, 1000) as memory:
+            for shape in ((2, 3), [2, 3], torch.Size((2, 3))):
+                assert memory.empty(shape).shape == (2, 3)
         with ept.SymmetricMemory(comm, 1000) as memory:
             first, second = memory.empty(4, 5), memory.empty(2, 2, 2, dtype=torch.bfloat16)
             assert (first.shape, second.dtype, first.sum().item()) == ((4, 5), torch.bfloat16, 0)
             assert memory.of(second[1]).data == second[1].data_ptr()
+            for shape, kind, message in (
+                ((2.5,), torch.float32, r"shape is \(2.5,\), allowed: whole numbers"),
+                (((2, 3), 4), torch.float32, r"shape is \(\(2, 3\), 4\), allowed: whole numbers"),
+                ((2**70,), torch.float32, "488 of the memory's 1000 bytes are left"),
+                ((2,), "float32", "dtype is 'float32', expected a torch.dtype"),
+            ):
+                with pytest.raises(ep.InvalidArgument, match=message):
+                    memory.empty(*shape, dtype=kind)
+            with pytest.raises(ep.InvalidArgument, match="does not lie in this memory"):
+                memory.of([1.0])  # type: ignore[arg-type]
             with pytest.raises(ep.InvalidArgument, match="1200 bytes; 488 of the memory's 1000 bytes are left"):
                 memory.empty(300)
             with pytest.raises(ep.InvalidArgument, match=r"shape is \[-1, 4\], allowed: extents of 0 and more"):

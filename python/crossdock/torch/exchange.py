@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import numbers
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -42,17 +42,40 @@ _NAMES_OF_GROUP = {
 }
 _NAMES_OF_CALLS = {
     "max_dispatch_tokens_per_rank": "max_tokens",
+    "max_recv_tokens_per_rank": "max_rows",
     "max_token_bytes": "those of hidden elements of dtype",
     "outputs.tokens has": "tokens has",
     "inputs.": "",
 }
+_NAMES_OF_COMBINE = {"inputs.tokens": "rows"} | _NAMES_OF_CALLS
+# The fields of GroupConfig that an exchange sets, and its arguments that they come from.
+_ARGUMENTS_OF_FIELDS = {
+    "max_dispatch_tokens_per_rank": "max_tokens",
+    "max_recv_tokens_per_rank": "max_rows",
+    "max_token_bytes": "hidden",
+}
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of tokens
+MOST_IN_FLIGHT = 1 << 16
 
 
-def _check_number(name: str, value: object, least: int) -> None:
-    if not isinstance(value, numbers.Integral) or value < least:
-        raise InvalidArgument(f"{name} is {value!r}, allowed: whole numbers from {least} on")
+def _check_number(name: str, value: object, least: int, most: int | None = None) -> None:
+    if not isinstance(value, numbers.Integral) or value < least or (most is not None and value > most):
+        allowed = f"from {least} on" if most is None else f"from {least} to {most}"
+        raise InvalidArgument(f"{name} is {value!r}, allowed: whole numbers {allowed}")
+
+
+def _check_fields(algorithm: Algorithm, fields: Mapping[str, Any]) -> None:
+    for name, argument in _ARGUMENTS_OF_FIELDS.items():
+        if name in fields:
+            raise InvalidArgument(f"{name} is {fields[name]!r}, an Exchange sets it: pass {argument} instead")
+    if fields.get("enable_mask") and algorithm == Algorithm.HIGH_THROUGHPUT:
+        raise InvalidUsage("enable_mask is for low latency, allowed in high throughput: ht_masks")
+    if fields.get("invariant"):
+        raise InvalidUsage(
+            "invariant is True, allowed: False: the caller adds up an exchange's rows. TokenSwitch with layout "
+            '"expert_major" can be invariant'
+        )
 
 
 def _expect_same(comm: Communicator, **values: int) -> None:
@@ -130,13 +153,13 @@ class Exchange(Shared):
     - algorithm: LOW_LATENCY receives N = R*M rows. HIGH_THROUGHPUT receives N = max_rows rows.
     - dtype: of the tokens, bf16, fp16 or fp32.
     - max_rows: high throughput; by default R*M, the most that can come.
-    - max_in_flight: how many dispatches may wait for their backward pass: layers times micro-batches.
+    - max_in_flight: how many dispatches may wait for their backward pass: layers times micro-batches. At most 65536.
     - recipe: DS_FP8E3M4 sends rows to their experts as 8-bit floats with a scale per 128 elements. They arrive as
       dtype again. It needs bf16, and H a multiple of 128.
     - combine_recipe: NVFP4 returns rows as 4-bit floats. It needs low latency, bf16, and H a multiple of 32.
     - zero_copy: peers write rows directly into this exchange's memory. It excludes recipe. Dispatch n + max_in_flight
       overwrites the received.rows of dispatch n.
-    - fields: further ones of GroupConfig.
+    - fields: further ones of GroupConfig, and ht_masks, for masks in high throughput.
 
     Gradients are never quantised.
     A token must not name an expert twice: high throughput then keeps one of the weights, and the gradients do not say
@@ -171,14 +194,13 @@ class Exchange(Shared):
         **fields: Any,
     ) -> None:
         sizes = {"num_experts": num_experts, "num_topk": num_topk, "max_tokens": max_tokens, "hidden": hidden}
-        for name, value in (sizes | {"max_in_flight": max_in_flight}).items():
+        for name, value in sizes.items():
             _check_number(name, value, 1)
+        _check_number("max_in_flight", max_in_flight, 1, MOST_IN_FLIGHT)
         _check_number("max_rows", max_rows, 0)
-        if fields.get("invariant"):
-            raise InvalidUsage(
-                "invariant is True, allowed: False: the caller adds up an exchange's rows. TokenSwitch with layout "
-                '"expert_major" can be invariant'
-            )
+        if not isinstance(zero_copy, bool):
+            raise InvalidArgument(f"zero_copy is {zero_copy!r}, allowed: True, False")
+        _check_fields(algorithm, fields)
         if dtype not in DTYPES:
             raise InvalidArgument(f"dtype is {dtype}, allowed: {', '.join(map(str, DTYPES))}")
         if hidden * dtype.itemsize % 16 != 0:
@@ -210,6 +232,7 @@ class Exchange(Shared):
                 **dict[str, Any](fields),
             )
         self.rank, self.num_ranks = self.group.rank, self.group.num_ranks
+        self._device_type = "cpu" if comm.is_cpu else "cuda"
         self.num_local_experts = num_experts // self.num_ranks
         self.num_rows = self.num_ranks * max_tokens if self.is_low_latency else fields["max_recv_tokens_per_rank"]
         self._handles: list[Handle] = []
@@ -232,7 +255,7 @@ class Exchange(Shared):
             raise
 
     def _fill(self, comm: Communicator, max_in_flight: int, zero_copy: bool) -> None:
-        _expect_same(comm, max_in_flight=int(max_in_flight), zero_copy=bool(zero_copy))
+        _expect_same(comm, max_in_flight=int(max_in_flight), zero_copy=zero_copy)
         for _ in range(max_in_flight):
             self._handles.append(self._make_handle())
         if zero_copy:
@@ -253,7 +276,7 @@ class Exchange(Shared):
 
         topk_idx is [B, K] int32 or int64, topk_weights [B, K] fp32. Tokens and topk_weights get gradients.
         """
-        operators.expect_dense(tokens=tokens, topk_idx=topk_idx, topk_weights=topk_weights)
+        operators.expect_dense(self._device_type, tokens=tokens, topk_idx=topk_idx, topk_weights=topk_weights)
         operators.refuse_forward_mode(tokens, topk_weights)
         rows, weights, experts, ticket = torch.ops.crossdock.dispatch(
             tokens, topk_idx, topk_weights, self.key, self.num_rows
@@ -271,7 +294,7 @@ class Exchange(Shared):
         - High throughput has no halves: the first call does everything.
         - Gradients are those of dispatch. torch.compile cannot compile this call, as it does dispatch.
         """
-        operators.expect_dense(tokens=tokens, topk_idx=topk_idx, topk_weights=topk_weights)
+        operators.expect_dense(self._device_type, tokens=tokens, topk_idx=topk_idx, topk_weights=topk_weights)
         operators.refuse_forward_mode(tokens, topk_weights)
         # As torch does for operators: memory is sent, which does not hold the elements if the negative bit is set.
         sent = (part.detach().resolve_neg() for part in (tokens, topk_idx, topk_weights))
@@ -283,7 +306,7 @@ class Exchange(Shared):
 
         The rows have been weighted already, and are in the places of received.rows.
         """
-        operators.expect_dense(rows=rows)
+        operators.expect_dense(self._device_type, rows=rows)
         if not isinstance(received, Received):
             raise InvalidArgument(f"received is of type {type(received).__name__}, expected what dispatch returned")
         if rows.dim() != 2 or rows.shape[0] != self.num_rows:
@@ -299,6 +322,7 @@ class Exchange(Shared):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         return self._dispatch(tokens, topk_idx, topk_weights, is_split=False)()
 
+    @renamed(_NAMES_OF_CALLS)
     def _dispatch(
         self, tokens: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, is_split: bool
     ) -> Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
@@ -313,8 +337,7 @@ class Exchange(Shared):
             )
         handle = self._handles[slot]
         # The routing stays as it is until the backward pass is done, whatever the caller does with its tensor.
-        with renamed(_NAMES_OF_CALLS):
-            handle.update(topk_idx.clone(memory_format=torch.contiguous_format))
+        handle.update(topk_idx.clone(memory_format=torch.contiguous_format))
         shape = self._row_shape()
         weights = tokens.new_zeros((*shape, self.num_topk), dtype=torch.float32)
         experts = tokens.new_full((*shape, self.num_topk), -1, dtype=self._id_dtype())
@@ -323,8 +346,7 @@ class Exchange(Shared):
         rows, recipe = self._bind_rows(tokens.contiguous(), slot, inputs, outputs)
         self._numbers[slot] = -1
         try:
-            with renamed(_NAMES_OF_CALLS):
-                handle.dispatch(inputs, outputs, send_only=is_split, quant_recipe=recipe)
+            handle.dispatch(inputs, outputs, send_only=is_split, quant_recipe=recipe)
         except InvalidUsage as error:
             if "send_only operations of this group are pending" not in str(error):
                 raise
@@ -390,6 +412,7 @@ class Exchange(Shared):
                 f"{self.dtype}, as this exchange was made for"
             )
 
+    @renamed(_NAMES_OF_COMBINE)
     def forward_combine(self, rows: torch.Tensor, number: int, num_tokens: int) -> torch.Tensor:
         result = rows.new_empty((num_tokens, rows.shape[1]))
         shaped = self._shaped(rows)
@@ -401,6 +424,7 @@ class Exchange(Shared):
         self._handle_of(number).combine(inputs, result, quant_recipe=self.combine_recipe)
         return result
 
+    @renamed(_NAMES_OF_CALLS)
     def backward_combine(self, gradient: torch.Tensor, number: int) -> torch.Tensor:
         """d rows [N, H] of d result [B, H]: each row's gradient is that of the token that it was summed into."""
         handle = self._handle_of(number)
@@ -418,6 +442,7 @@ class Exchange(Shared):
             handle.dispatch(gradient.contiguous(), rows, pass_direction=PassDir.BWD)
         return rows.view(self.num_rows, -1)
 
+    @renamed(_NAMES_OF_CALLS)
     def backward_dispatch(
         self, rows: torch.Tensor, weights: torch.Tensor, number: int, num_tokens: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -451,6 +476,13 @@ class Exchange(Shared):
         # Before anything is touched: the handle's earlier dispatch may still be open.
         if tokens.dim() != 2:
             raise InvalidArgument(f"tokens has shape {list(tokens.shape)}, expected [B, H]")
+        if self.recipe != DispatchQuantizationRecipe.NONE and (
+            tokens.dtype != self.dtype or tokens.shape[1] % quantise.BLOCK != 0
+        ):
+            raise InvalidArgument(
+                f"tokens is [B, {tokens.shape[1]}] of {tokens.dtype}, allowed with recipe {self.recipe.name}: "
+                f"[B, multiples of {quantise.BLOCK}] of {self.dtype}"
+            )
         for name, array, dtypes in (
             ("topk_idx", topk_idx, (torch.int32, torch.int64)),
             ("topk_weights", topk_weights, (torch.float32,)),

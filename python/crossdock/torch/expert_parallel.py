@@ -12,12 +12,34 @@ from crossdock.errors import InvalidArgument
 from crossdock.torch.exchange import Exchange, Received
 
 
+def _apply(module: nn.Module, expert: int, rows: Tensor, weight: Tensor) -> Tensor:
+    """The expert's weighted rows, which may be of another type before they are weighted, as under autocast."""
+    result = module(rows)
+    if not isinstance(result, Tensor):
+        raise InvalidArgument(f"expert {expert} returned an object of type {type(result).__name__}, expected a tensor")
+    weight = weight[:, None].to(rows.dtype)
+    if not torch.compiler.is_compiling() and (
+        result.shape != rows.shape or torch.result_type(result, weight) != rows.dtype
+    ):
+        raise InvalidArgument(
+            f"expert {expert} returned {list(result.shape)} of {result.dtype}, expected: {list(rows.shape)} of "
+            f"{rows.dtype}"
+        )
+    return result * weight
+
+
 def apply_experts(experts: Iterable[nn.Module], received: Received) -> Tensor:
     """Passes every row through its local experts, and returns their weighted sums [N, H], ready for Exchange.combine.
 
     experts: one module for each of this rank's experts. On CPUs, too few are an error.
     While a CUDA graph is captured, every expert sees all N rows, because their number must not depend on the routing.
     """
+    if not isinstance(experts, Iterable):
+        raise InvalidArgument(
+            f"experts is of type {type(experts).__name__}, expected one module for each of this rank's experts"
+        )
+    if not isinstance(received, Received):
+        raise InvalidArgument(f"received is of type {type(received).__name__}, expected what dispatch returned")
     is_captured = received.rows.is_cuda and torch.cuda.is_current_stream_capturing()
     modules = list(experts)
     if received.experts.is_cpu and not torch.compiler.is_compiling():
@@ -32,12 +54,11 @@ def apply_experts(experts: Iterable[nn.Module], received: Received) -> Tensor:
         chosen = received.experts == expert
         weight = (received.weights * chosen).sum(dim=1)
         if is_captured:
-            rows = module(received.rows) * weight[:, None].to(received.rows.dtype)
+            rows = _apply(module, expert, received.rows, weight)
             result = torch.where(chosen.any(dim=1, keepdim=True), result + rows, result)
             continue
         index = chosen.any(dim=1).nonzero(as_tuple=True)[0]
-        rows = module(received.rows[index]) * weight[index][:, None].to(received.rows.dtype)
-        result = result.index_add(0, index, rows)
+        result = result.index_add(0, index, _apply(module, expert, received.rows[index], weight[index]))
     return result
 
 
@@ -76,6 +97,10 @@ class ExpertParallel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.reshape(-1, x.shape[-1])
         logits = self.gate(tokens)
+        if not isinstance(logits, Tensor):
+            raise InvalidArgument(
+                f"gate has returned an object of type {type(logits).__name__}, expected logits [B, E]"
+            )
         num_experts = self.exchange.num_local_experts * self.exchange.num_ranks
         if logits.shape[-1] != num_experts:
             raise InvalidArgument(f"gate has returned {logits.shape[-1]} logits per token, expected {num_experts}")

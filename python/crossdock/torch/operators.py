@@ -46,7 +46,7 @@ def tensor_of(*numbers: int) -> Tensor:
 def _of(number: int) -> Exchange:
     exchange = _exchanges.get(number)
     if exchange is None:
-        raise InvalidUsage(f"exchange {number} is closed")
+        raise InvalidUsage("the exchange is closed, or nothing refers to it any more: keep it until backward() is done")
     return exchange
 
 
@@ -56,14 +56,22 @@ def _served(ticket: Tensor) -> tuple[Exchange, int]:
     return _of(exchange), number
 
 
-def expect_dense(**tensors: Tensor) -> None:
-    """InvalidArgument, with the argument's name, if one is no tensor, or has its elements elsewhere."""
+def expect_dense(device_type: str, **tensors: Tensor) -> None:
+    """InvalidArgument, with the argument's name, if one is no tensor, is elsewhere, or has its elements elsewhere."""
+    first_name, first = next(iter(tensors.items()))
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise InvalidArgument(f"{name} is of type {type(tensor).__name__}, expected a torch.Tensor")
         if tensor.layout != torch.strided or tensor.is_nested:
             kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
             raise InvalidArgument(f"{name} is {kind}, allowed: dense tensors")
+    if all(tensor.is_meta for tensor in tensors.values()):
+        return  # only shapes are wanted
+    # With one meta tensor, too, torch would run the fake kernel, whose results have no values.
+    for name, tensor in tensors.items():
+        if tensor.device.type != device_type or tensor.device != first.device:
+            expected = device_type if tensor is first else f"{first.device}, as {first_name}"
+            raise InvalidArgument(f"{name} is on {tensor.device}, expected: {expected}")
 
 
 def refuse_forward_mode(*tensors: Tensor) -> None:

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import math
+import numbers
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +16,19 @@ from crossdock.copies import Shared
 from crossdock.errors import Error, InvalidArgument, InvalidUsage
 
 ALIGNMENT = 256  # bytes, of every tensor's start
+
+
+def _checked(shape: Sequence[Any], dtype: torch.dtype) -> tuple[int, ...]:
+    """The shape's extents; InvalidArgument, if it or dtype is none."""
+    if not isinstance(dtype, torch.dtype):
+        raise InvalidArgument(f"dtype is {dtype!r}, expected a torch.dtype")
+    try:
+        extents = tuple(int(operator.index(extent)) for extent in shape)
+    except TypeError:
+        raise InvalidArgument(f"shape is {shape!r}, allowed: whole numbers") from None
+    if any(extent < 0 for extent in extents):
+        raise InvalidArgument(f"shape is {list(shape)}, allowed: extents of 0 and more")
+    return extents
 
 
 class SymmetricMemory(Shared):
@@ -28,8 +45,8 @@ class SymmetricMemory(Shared):
     _remedy = "make it anew in each process: SymmetricMemory(communicator, num_bytes)"
 
     def __init__(self, comm: _core.Communicator, num_bytes: int) -> None:
-        if num_bytes < 1:
-            raise InvalidArgument(f"num_bytes is {num_bytes}, allowed: 1 and more")
+        if not isinstance(num_bytes, numbers.Integral) or num_bytes < 1:
+            raise InvalidArgument(f"num_bytes is {num_bytes!r}, allowed: 1 and more")
         self._comm = comm
         self._used = 0
         self._memory: Any
@@ -51,18 +68,18 @@ class SymmetricMemory(Shared):
     @staticmethod
     def bytes_of(shape: tuple[int, ...], dtype: torch.dtype) -> int:
         """Bytes that empty() takes for a tensor."""
-        return -(-torch.Size(shape).numel() * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        return -(-math.prod(_checked(shape, dtype)) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
-    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def empty(self, *size: int | Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Returns the next part of the memory as a tensor, initially zero.
 
+        The size is given as to torch.empty: empty(2, 3) or empty((2, 3)).
         All ranks make the same tensors in the same order.
         After close() it stays valid, as ordinary memory. InvalidArgument: not enough memory is left.
         """
         self._expect_open()
-        if any(extent < 0 for extent in shape):
-            raise InvalidArgument(f"shape is {list(shape)}, allowed: extents of 0 and more")
-        num_bytes, taken = torch.Size(shape).numel() * dtype.itemsize, self.bytes_of(shape, dtype)
+        shape = _checked(size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size, dtype)
+        num_bytes, taken = math.prod(shape) * dtype.itemsize, self.bytes_of(shape, dtype)
         left = max(0, len(self._bytes) - self._used)
         if num_bytes > left:
             raise InvalidArgument(
@@ -83,7 +100,7 @@ class SymmetricMemory(Shared):
     def of(self, tensor: torch.Tensor) -> _core.Tensor:
         """The tensor with its window, to pass to a call; also for views of tensors in this memory."""
         self._expect_open()
-        if not self.holds(tensor):
+        if not isinstance(tensor, torch.Tensor) or not self.holds(tensor):
             raise InvalidArgument("tensor does not lie in this memory: make it with empty()")
         offset = tensor.data_ptr() - self._bytes.data_ptr()
         return _core.Tensor(tensor.detach(), window=self._window, window_offset=offset)
