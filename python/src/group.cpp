@@ -12,7 +12,9 @@ using namespace nb::literals;
 namespace crossdock::python {
 namespace {
 
-size_t handle_mem_size(Group& self, ncclEpLayout_t layout, int num_topk, nb::handle config, const nb::kwargs& fields) {
+size_t handle_mem_size(Group& self, ncclEpLayout_t layout, nb::handle topk, nb::handle config,
+                       const nb::kwargs& fields) {
+    const int num_topk = topk_of(topk);
     const auto resolved = config_from<ncclEpHandleConfig_t>(config, fields);
     size_t size = 0;
     GroupState& state = *self.state();
@@ -205,14 +207,16 @@ The configuration is a GroupConfig, or its fields by keyword, or both; then keyw
             nb::sig("def create_handle(self, layout: Layout, topk_idx: object, *, layout_info: LayoutInfo | None = "
                     "None, config: HandleConfig | None = None, stream: object = None, **fields: typing.Any) -> Handle"),
             "Makes a handle with this routing: init_handle, then Handle.update. topk_idx is [B, K] int32 or int64.")
-        .def("init_handle", &init_handle, "layout"_a, "num_topk"_a, nb::kw_only(), "config"_a.none() = nb::none(),
-             "handle_mem"_a.none() = nb::none(), "fields"_a, nb::rv_policy::take_ownership,
+        .def("init_handle", &init_handle, "layout"_a, "num_topk"_a.none(), nb::kw_only(),
+             "config"_a.none() = nb::none(), "handle_mem"_a.none() = nb::none(), "fields"_a,
+             nb::rv_policy::take_ownership,
              nb::sig("def init_handle(self, layout: Layout, num_topk: int, *, config: HandleConfig | None = None, "
                      "handle_mem: object = None, **fields: typing.Any) -> Handle"),
              "Makes a handle without routing, for K = num_topk choices per token. handle_mem: a uint8 array of "
              "handle_mem_size bytes for the handle. In high throughput, a second handle over the same memory uses the "
              "routing of the first.")
-        .def("handle_mem_size", &handle_mem_size, "layout"_a, "num_topk"_a, "config"_a.none() = nb::none(), "fields"_a,
+        .def("handle_mem_size", &handle_mem_size, "layout"_a, "num_topk"_a.none(), "config"_a.none() = nb::none(),
+             "fields"_a,
              nb::sig("def handle_mem_size(self, layout: Layout, num_topk: int, config: HandleConfig | None = None, "
                      "**fields: typing.Any) -> int"),
              "Bytes that a handle needs.")

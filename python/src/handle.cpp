@@ -222,9 +222,10 @@ Handle* create_handle(Group& group, ncclEpLayout_t layout, nb::handle topk_idx, 
     return created;
 }
 
-Handle* init_handle(Group& group, ncclEpLayout_t layout, int num_topk, nb::handle config, nb::handle handle_mem,
+Handle* init_handle(Group& group, ncclEpLayout_t layout, nb::handle topk, nb::handle config, nb::handle handle_mem,
                     const nb::kwargs& fields) {
     GroupState& state = *group.state();
+    const int num_topk = topk_of(topk);
     const auto settings = config_from<ncclEpHandleConfig_t>(config, fields);
     CallArrays arrays(is_cpu(state));
     const ncclEpTensor_t* memory = arrays.add(handle_mem, "handle_mem", Access::kWrite);
@@ -235,6 +236,8 @@ Handle* init_handle(Group& group, ncclEpLayout_t layout, int num_topk, nb::handl
     created->keep_memory(arrays.take());
     return created;
 }
+
+int topk_of(nb::handle value) { return as<int>(value, "num_topk", "1..64"); }
 
 static unsigned int number_of(nb::handle value, const char* name) {
     return as<unsigned int>(value, name, "0..4294967295");

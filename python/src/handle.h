@@ -82,7 +82,8 @@ class Handle {
 
 Handle* create_handle(Group& group, ncclEpLayout_t layout, nanobind::handle topk_idx, nanobind::handle layout_info,
                       nanobind::handle config, nanobind::handle stream, const nanobind::kwargs& fields);
-Handle* init_handle(Group& group, ncclEpLayout_t layout, int num_topk, nanobind::handle config,
+int topk_of(nanobind::handle value);  // InvalidArgument: it is none
+Handle* init_handle(Group& group, ncclEpLayout_t layout, nanobind::handle topk, nanobind::handle config,
                     nanobind::handle handle_mem, const nanobind::kwargs& fields);
 
 void bind_handle(nanobind::module_& module);

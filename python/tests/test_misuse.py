@@ -53,6 +53,15 @@ def test_configurations(fields: dict[str, Any], kind: type[Exception], message: 
         ep.Group(comm, **settings(**fields))
 
 
+def test_numbers_of_choices() -> None:
+    [comm] = ep.Communicator.create_threads(1)
+    with comm, ep.Group(comm, **settings()) as group:
+        for call in (group.init_handle, group.handle_mem_size):
+            for wrong in (2**40, None, "two"):
+                with pytest.raises(ep.InvalidArgument, match=f"num_topk is {wrong}, allowed: 1..64"):
+                    call(ep.Layout.EXPERT_MAJOR, wrong)  # type: ignore[arg-type]
+
+
 def test_a_configuration_object_and_keywords_together() -> None:
     [comm] = ep.Communicator.create_threads(1)
     config = ep.GroupConfig(**settings(timeout_ns=5))

@@ -94,6 +94,7 @@ def test_nodes(mode: ep.Algorithm) -> None:
     "fields, message",
     [
         ({"zero_copy": True}, "zero_copy differs between ranks: False on rank 0, True on rank 1"),
+        ({"num_topk": 3}, "num_topk differs between ranks: 2 on rank 0, 3 on rank 1"),
         ({"max_in_flight": 3}, "max_in_flight differs between ranks: 8 on rank 0, 3 on rank 1"),
     ],
 )
@@ -687,12 +688,13 @@ def test_symmetric_memory() -> None:
             first, second = memory.empty(4, 5), memory.empty(2, 2, 2, dtype=torch.bfloat16)
             assert (first.shape, second.dtype, first.sum().item()) == ((4, 5), torch.bfloat16, 0)
             assert memory.of(second[1]).data == second[1].data_ptr()
-            for shape, kind, message in (
+            wrong: list[tuple[Any, Any, str]] = [
                 ((2.5,), torch.float32, r"shape is \(2.5,\), allowed: whole numbers"),
                 (((2, 3), 4), torch.float32, r"shape is \(\(2, 3\), 4\), allowed: whole numbers"),
                 ((2**70,), torch.float32, "488 of the memory's 1000 bytes are left"),
                 ((2,), "float32", "dtype is 'float32', expected a torch.dtype"),
-            ):
+            ]
+            for shape, kind, message in wrong:
                 with pytest.raises(ep.InvalidArgument, match=message):
                     memory.empty(*shape, dtype=kind)
             with pytest.raises(ep.InvalidArgument, match="does not lie in this memory"):

@@ -146,6 +146,8 @@ class Take(Folders):
 
     def test_another_timeline_is_named(self):
         file = self.folder / "log.jsonl"
+        with self.assertRaisesRegex(SystemExit, "log.jsonl: No such file"):
+            timeline.load(file, [], [])
         for line in ("hello", "[]", '{"rank": 0}'):
             file.write_text(line + "\n")
             with self.assertRaisesRegex(SystemExit, "log.jsonl: no timeline: a line is "):

@@ -21,7 +21,11 @@ Span = collections.namedtuple("Span", "block warp step start end")  # us
 def load(path, kernels, ranks):
     """Records by kernel and rank, us from the first one of both, in order."""
     found = collections.defaultdict(list)
-    with open(path, encoding="utf-8") as lines:
+    try:
+        file = open(path, encoding="utf-8")
+    except OSError as error:
+        sys.exit(f"{path}: {error.strerror}")
+    with file as lines:
         for line in filter(str.strip, lines):
             try:
                 fields = json.loads(line)

@@ -60,7 +60,7 @@ MOST_IN_FLIGHT = 1 << 16
 
 
 def _check_number(name: str, value: object, least: int, most: int | None = None) -> None:
-    if not isinstance(value, numbers.Integral) or value < least or (most is not None and value > most):
+    if not isinstance(value, numbers.Integral) or value < least or (most is not None and int(value) > most):
         allowed = f"from {least} on" if most is None else f"from {least} to {most}"
         raise InvalidArgument(f"{name} is {value!r}, allowed: whole numbers {allowed}")
 
