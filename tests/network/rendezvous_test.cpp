@@ -102,7 +102,7 @@ TEST(Rendezvous, NamesMissingRanks) {
                  {"rank 1 timed out after 1000 ms waiting for rank 0 at 127.0.0.1:", "refused"});
 }
 
-// Rank 0 says so, too, if it then waits in vain.
+// Rank 0 says so, too, when it has timed out waiting for that rank.
 TEST(Rendezvous, ARefusalIsNamedWhereARankIsMissing) {
     const std::string address = free_address();
     auto first = start(meeting(address, 0, 2, kSecond));
