@@ -36,7 +36,7 @@ std::shared_ptr<Group> Group::create(std::shared_ptr<Communicator> communicator,
     const Environment environment = Environment::read();
     const GroupConfig config = GroupConfig::resolve(*communicator, caller, options, environment);
     DeviceScope device(communicator->runtime());
-    config.expect_equal_on_all_ranks(*communicator);
+    config.expect_equal_on_all_ranks(*communicator, config.fields(), "ncclEpCreateGroup");
     std::shared_ptr<Group> group(new Group(std::move(communicator), config));
     if (environment.shared_bytes) group->shared_bytes_limit_ = static_cast<size_t>(*environment.shared_bytes);
     group->preallocate();
@@ -186,17 +186,6 @@ std::optional<Error> Group::failure() const {
                  describe(what, mode) + (gone.empty() ? whereabouts(what) : fmt::format("; {}", gone)));
 }
 
-// Ranks that differ would give memory of different sizes.
-void Group::expect_same_topk(uint32_t topk) {
-    std::vector<uint32_t> all(config_.num_ranks);
-    communicator_->all_gather(&topk, all.data(), sizeof(topk), "making a handle's memory",
-                              communicator_->setup_timeout_ns(config_.timeout_ns));
-    for (uint32_t rank = 0; rank < config_.num_ranks; ++rank) {
-        require(all[rank] == all[0], ncclInvalidUsage, "num_topk differs between ranks: {} on rank 0, {} on rank {}",
-                all[0], all[rank], rank);
-    }
-}
-
 std::shared_ptr<LlArena> Group::arena_for(ncclEpLayout_t layout, uint32_t topk) {
     const uint32_t ll128_tokens = ll128_tokens_of(*communicator_, config_);
     const LlGeometry needed = ll_geometry(config_, ll128_tokens, layout, topk);
@@ -206,7 +195,8 @@ std::shared_ptr<LlArena> Group::arena_for(ncclEpLayout_t layout, uint32_t topk) 
     require(config_.rdma_buffer_size == 0 || ll_size_is_enough(config_, ll128_tokens, layout, topk), ncclInvalidUsage,
             "config->rdma_buffer_size {} is too small for top-{}: {} bytes are needed", config_.rdma_buffer_size, topk,
             LlArenaLayout::of(needed).bytes);
-    expect_same_topk(topk);
+    // Ranks that differ would give memory of different sizes.
+    config_.expect_equal_on_all_ranks(*communicator_, {{"num_topk", topk}}, "making a handle's memory");
     auto arena = std::make_shared<LlArena>(*communicator_, config_, needed);
     const std::lock_guard lock(memory_mutex_);
     return arenas_.emplace_back(std::move(arena));

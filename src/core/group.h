@@ -93,7 +93,6 @@ class Group {
 
   private:
     Group(std::shared_ptr<Communicator> communicator, const GroupConfig& config);
-    void expect_same_topk(uint32_t topk);  // collective
     // The reason if the group has failed.
     std::optional<Error> failure() const;
     // "; rank 1 has entered LL dispatch of another group ...", or "": what the rank that a wait expired for does

@@ -244,19 +244,19 @@ std::vector<GroupConfig::Field> GroupConfig::fields() const {
             {"CROSSDOCK_FIRST_EPOCH", first_epoch}};
 }
 
-void GroupConfig::expect_equal_on_all_ranks(Communicator& communicator) const {
-    const std::vector<Field> fields = this->fields();
+void GroupConfig::expect_equal_on_all_ranks(Communicator& communicator, const std::vector<Field>& given,
+                                            const char* what) const {
     std::vector<uint64_t> own;
-    own.reserve(fields.size());
-    for (const Field& field : fields) own.push_back(field.value);
+    own.reserve(given.size());
+    for (const Field& field : given) own.push_back(field.value);
     std::vector<uint64_t> all(num_ranks * own.size());
-    communicator.all_gather(own.data(), all.data(), sizeof(uint64_t) * own.size(), "ncclEpCreateGroup",
+    communicator.all_gather(own.data(), all.data(), sizeof(uint64_t) * own.size(), what,
                             communicator.setup_timeout_ns(timeout_ns));
     for (uint32_t rank = 0; rank < num_ranks; ++rank) {
         const uint64_t* const values = &all[rank * own.size()];
-        for (size_t i = 0; i < fields.size(); ++i) {
+        for (size_t i = 0; i < given.size(); ++i) {
             require(values[i] == all[i], ncclInvalidUsage, "{} differs between ranks: {} on rank 0, {} on rank {}",
-                    fields[i].name, all[i], values[i], rank);
+                    given[i].name, all[i], values[i], rank);
         }
     }
 }

@@ -64,8 +64,9 @@ struct GroupConfig {
     };
     std::vector<Field> fields() const;
 
-    // Collective. If settings differ, throws on every rank an Error that names the field and two ranks that differ.
-    void expect_equal_on_all_ranks(Communicator& communicator) const;
+    // Collective. If a value differs, throws on every rank an Error that names the field and two ranks that differ.
+    // what: the call, for errors.
+    void expect_equal_on_all_ranks(Communicator& communicator, const std::vector<Field>& given, const char* what) const;
 };
 
 }  // namespace crossdock
