@@ -176,6 +176,17 @@ def test_gradients_that_change_between_the_halves_are_refused() -> None:
     ep.run_threads(2, program)
 
 
+def test_parameters_that_are_frozen_later_are_refused() -> None:
+    def program(comm: ep.Communicator) -> None:
+        model = model_of()
+        with a2.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm) as optimizer:
+            model[0].requires_grad_(False)
+            with pytest.raises(ep.InvalidUsage, match="0 of the .* are new .*, and 2 need no gradient any more"):
+                optimizer.step()
+
+    ep.run_threads(2, program)
+
+
 @pytest.mark.parametrize("change", ["add_param_group", "requires_grad"])
 def test_new_parameters_are_refused(change: str) -> None:
     def program(comm: ep.Communicator) -> None:

@@ -43,7 +43,6 @@ class HookState(Uncopied):
 
         self.communicator: Communicator = communicator_of(group)
         self.scope = scope
-        self.reports: dict[int, A2sgdReport] = {}  # of the latest step, by bucket; "model" has number 0 alone
         self._options: dict[str, Any] = {
             "sums": sums,
             "skip_nonfinite": skip_nonfinite,

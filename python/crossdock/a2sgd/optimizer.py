@@ -23,8 +23,8 @@ class Optimizer(Uncopied):
     one gradient over all parameters; "group": one for each of the optimizer's param_groups. average_every n: after
     every n-th step the parameters of all ranks are averaged, too. skip_nonfinite: where any rank's gradient holds a NaN
     or an infinity, no rank steps (this waits for the device). names: of the parameters, for reports:
-    named_parameters(). Between begin() and step(), gradients must not change: no zero_grad(), no clipping. Parameters
-    that the optimizer gets later, or that need a gradient later, are refused.
+    named_parameters(). Between begin() and step(), gradients must not change: no zero_grad(), no clipping. A step
+    is refused if other parameters need a gradient than when it was made.
     """
 
     _remedy = "save the state_dict() of its optimizer, and make it anew around another one"
@@ -70,10 +70,11 @@ class Optimizer(Uncopied):
         if self._gradients:
             raise InvalidUsage("a step has begun: call step() first")
         known = {p for parameters in self._sets for p in parameters}
-        if new := sum(p not in known for group in self._trained() for p in group):
+        trained = {p for group in self._trained() for p in group}
+        if trained != known:
             raise InvalidUsage(
-                f"{new} of the optimizer's parameters are new since this Optimizer was made: close it, and make it "
-                "anew on all ranks"
+                f"{len(trained - known)} of the optimizer's parameters are new since this Optimizer was made, and "
+                f"{len(known - trained)} need no gradient any more: close it, and make it anew on all ranks"
             )
         gradients = {p: self._gradient_of(p) for parameters in self._sets for p in parameters}
         sets = [[gradients[p] for p in parameters] for parameters in self._sets]
