@@ -324,8 +324,9 @@ ncclResult_t crossdockHandleSetAlignment(ncclEpHandle_t handle, unsigned int ali
 ncclResult_t crossdockHandleSetSms(ncclEpHandle_t handle, unsigned int num_sms);
 
 /* How many SMs the handle's next update, dispatch and combine take: the lowered number of crossdockHandleSetSms, or the
- * group's. On GPUs that place a kernel's first blocks on SMs of one TPC, up to 8 further blocks start and return at
- * once. Local. Pointers may be NULL. InvalidUsage: an LL handle. */
+ * group's. A combine with NCCL_EP_COMB_QUANT_MXFP8 has a default of its own, which may be more. On GPUs that place a
+ * kernel's first blocks on SMs of one TPC, up to 8 further blocks start and return at once. Local. Pointers may be
+ * NULL. InvalidUsage: an LL handle. */
 ncclResult_t crossdockHandleSms(ncclEpHandle_t handle, unsigned int* update, unsigned int* dispatch,
                                 unsigned int* combine);
 

@@ -20,8 +20,9 @@ constexpr uint64_t kLongestTimeoutNs = uint64_t{1}
                                        << 48;  // three days; deadlines are sums of a clock and this times ranks
 
 // HT's defaults.
-constexpr uint32_t kHtSms = 64;      // expert-major: rows are copied to their experts' places, and summed from there
-constexpr uint32_t kHtFlatSms = 24;  // of dispatch, and of combine; docs/performance.md has the curves
+constexpr uint32_t kHtSms = 64;       // expert-major: rows are copied to their experts' places, and summed from there
+constexpr uint32_t kHtMxfp8Sms = 96;  // of an expert-major combine that quantises what it sends
+constexpr uint32_t kHtFlatSms = 24;   // of dispatch, and of combine; docs/performance.md has the curves
 // Expert-major with more than kFewRanks ranks, where a row has fewer copies and rings of more blocks take more memory;
 // and where more blocks make the rings of all operations shorter.
 constexpr uint32_t kHtSmsOfManyRanks = 32;
@@ -198,12 +199,12 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
                            preset, most_sms);
     };
     const bool has_fixed_rings = options.ht_masks != 0 || lsa_team_size < num_ranks;
-    const uint32_t ht_sms = in_host_memory                               ? kHtHostSms
-                            : num_ranks <= kFewRanks && !has_fixed_rings ? kHtSms
-                                                                         : kHtSmsOfManyRanks;
+    const bool takes_many_sms = num_ranks <= kFewRanks && !has_fixed_rings;
+    const uint32_t ht_sms = in_host_memory ? kHtHostSms : takes_many_sms ? kHtSms : kHtSmsOfManyRanks;
     const uint32_t flat_sms = in_host_memory ? kHtHostSms : kHtFlatSms;
     config.dispatch_sms = dispatch_sms(is_ht ? ht_sms : device_sms);
     config.combine_sms = combine_sms(is_ht ? ht_sms : device_sms);
+    config.mxfp8_combine_sms = combine_sms(!in_host_memory && takes_many_sms ? kHtMxfp8Sms : ht_sms);
     config.flat_dispatch_sms = dispatch_sms(flat_sms);
     config.flat_combine_sms = combine_sms(flat_sms);
     config.most_dispatch_sms = dispatch_sms(device_sms);

@@ -34,6 +34,7 @@ struct GroupConfig {
     uint32_t combine_sms = 0;
     uint32_t flat_dispatch_sms = 0;  // HT, of flat handles
     uint32_t flat_combine_sms = 0;
+    uint32_t mxfp8_combine_sms = 0;
     uint32_t update_sms = 0;
     uint32_t most_dispatch_sms = 0;  // HT, what a handle may ask for
     uint32_t most_combine_sms = 0;

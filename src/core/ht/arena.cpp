@@ -110,14 +110,16 @@ HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
     const auto most_of = [&](uint32_t sms) { return std::max(blocks_of(sms), backend.most_blocks); };
     const HtBlocks own{blocks_of(config.dispatch_sms),      blocks_of(config.combine_sms),
                        blocks_of(config.flat_dispatch_sms), blocks_of(config.flat_combine_sms),
-                       most_of(config.most_dispatch_sms),   most_of(config.most_combine_sms)};
+                       blocks_of(config.mxfp8_combine_sms), most_of(config.most_dispatch_sms),
+                       most_of(config.most_combine_sms)};
     std::vector<HtBlocks> all(config.num_ranks);
     communicator.all_gather(&own, all.data(), sizeof(own), "ncclEpCreateGroup",
                             communicator.setup_timeout_ns(config.timeout_ns));
     blocks = own;
     for (const HtBlocks& other : all) {
-        for (const auto number : {&HtBlocks::dispatch, &HtBlocks::combine, &HtBlocks::flat_dispatch,
-                                  &HtBlocks::flat_combine, &HtBlocks::most_dispatch, &HtBlocks::most_combine})
+        for (const auto number :
+             {&HtBlocks::dispatch, &HtBlocks::combine, &HtBlocks::flat_dispatch, &HtBlocks::flat_combine,
+              &HtBlocks::mxfp8_combine, &HtBlocks::most_dispatch, &HtBlocks::most_combine})
             blocks.*number = std::min(blocks.*number, other.*number);
     }
     update_blocks = blocks_of(config.update_sms);
@@ -127,6 +129,7 @@ HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
                            std::max(blocks.most_dispatch, blocks.most_combine));
     blocks.most_dispatch = std::min(blocks.most_dispatch, geometry.most_channels);
     blocks.most_combine = std::min(blocks.most_combine, geometry.most_channels);
+    blocks.mxfp8_combine = std::min(blocks.mxfp8_combine, blocks.most_combine);
     outbox = HtOutbox::of(geometry, config.num_ranks / config.lsa_team_size,
                           gin_ring_bytes(communicator.backend(), config, geometry.channels));
     const uint64_t bytes = config.has_several_teams() ? outbox.bytes : HtArenaLayout::of(geometry).bytes;

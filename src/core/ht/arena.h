@@ -40,6 +40,7 @@ struct HtBlocks {
     uint32_t combine;
     uint32_t flat_dispatch;
     uint32_t flat_combine;
+    uint32_t mxfp8_combine;
     uint32_t most_dispatch;  // that a handle may ask for
     uint32_t most_combine;
 };

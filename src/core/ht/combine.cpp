@@ -87,9 +87,9 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     if (total_) expect_rows(tokens, false);
 
     HtCombineArgs args{};
-    args.common = common(OperationKind::kCombine, blocks().combine);
-    args.dtype = kernel_dtype(tokens.dtype);
     args.wire = config.invariant ? HtWire::kChoices : ht_wire_of(recipe.value);
+    args.common = common(OperationKind::kCombine, combine_blocks(args.wire));
+    args.dtype = kernel_dtype(tokens.dtype);
     args.tokens = tokens.data;
     args.token_rows = tokens.num_elements() == 0 ? 0 : tokens.sizes[0];
     args.row_bytes = static_cast<uint32_t>(wide.row_bytes());

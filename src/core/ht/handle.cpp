@@ -280,6 +280,10 @@ Handle::Sms HtHandle::blocks() const {
             std::min(sms_, usual.most_combine)};
 }
 
+uint32_t HtHandle::combine_blocks(HtWire wire) const {
+    return is_quantised(wire) && sms_ == 0 ? group_->ht_arena().blocks.mxfp8_combine : blocks().combine;
+}
+
 void HtHandle::rebind(const ncclEpTensor_t*) {
     fail(ncclInvalidUsage,
          "the handle belongs to an HT group, allowed for crossdockHandleRebind: LL expert-major handles");

@@ -52,6 +52,7 @@ class HtHandle final : public Handle {
 
     HtHandleGeometry geometry() const;
     Sms blocks() const;
+    uint32_t combine_blocks(HtWire wire) const;  // with the default of what it sends
     HtCommon common(OperationKind operation, uint32_t channels) const;
     void add_agreed(HtCommon& common) const;  // once the other terms are there
     bool is_eager() const { return group_->config().max_recv_tokens == 0; }
