@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The functions that NCCL calls, on top of network::Mesh.
+#include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <set>
 #include <vector>
 
 #include "plugin/boundary.h"
@@ -17,6 +20,8 @@ constexpr int kSpeedMbps = 100'000;
 constexpr size_t kMaxBytes = size_t{1} << 40;
 
 std::atomic<int> g_num_contexts{0};
+std::mutex g_comms_mutex;
+std::set<const Comm*> g_comms;
 
 network::Region* region_of(void* memory) { return static_cast<network::Region*>(memory); }
 Comm& comm_of(void* comm) { return *static_cast<Comm*>(comm); }
@@ -76,6 +81,8 @@ ncclResult_t connect(void*, void* handles[], int num_ranks, int rank, void* list
             *static_cast<network::Listener*>(listener), addresses, static_cast<uint32_t>(rank),
             network::MeshConfig{join_timeout_ns(), progress_timeout_ns(), make_device_memory()});
         made->progress_thread = network::ProgressThread::add(*made->mesh);
+        const std::lock_guard lock(g_comms_mutex);
+        g_comms.insert(made.get());
         *comm = made.release();
     });
 }
@@ -149,7 +156,11 @@ ncclResult_t destroy_context(void* contexts) {
 }
 
 ncclResult_t close_comm(void* comm) {
-    return guarded([&] { delete static_cast<Comm*>(comm); });
+    return guarded([&] {
+        const std::unique_ptr<Comm> closed(static_cast<Comm*>(comm));
+        const std::lock_guard lock(g_comms_mutex);
+        g_comms.erase(closed.get());
+    });
 }
 
 ncclResult_t close_listen(void* listener) {
@@ -282,5 +293,10 @@ const Rma13 ncclRmaPlugin_v13 = {
 
 int crossdockRmaPluginContexts(void) { return g_num_contexts.load(); }
 void crossdockRmaPluginLastError(char* message, size_t bytes) { copy_last_warning(message, bytes); }
+int crossdockRmaPluginSignalWords(const void* words, size_t bytes) {
+    const std::lock_guard lock(g_comms_mutex);
+    const auto keeps = [&](const Comm* comm) { return comm->mesh->keep_words(words, bytes); };
+    return static_cast<int>(std::count_if(g_comms.begin(), g_comms.end(), keeps));
+}
 
 }  // extern "C"

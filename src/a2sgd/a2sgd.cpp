@@ -101,8 +101,7 @@ A2sgd::A2sgd(std::shared_ptr<Communicator> communicator, const Settings& setting
     GinWords words;
     memory_ =
         communicator_->allocate_symmetric(arena.lay_out(words), communicator_->setup_timeout_ns(settings_.timeout_ns));
-    team_ = std::make_unique<TeamView>(*communicator_, config, *memory_);
-    team_->reach.words = words;
+    team_ = std::make_unique<TeamView>(*communicator_, config, *memory_, words);
     state_ = DeviceMemory(device, {}, kControlOffset + sizeof(WaitControl));
     use(std::move(pieces));
     order_ = device.make_stream_order();

@@ -11,9 +11,11 @@ namespace crossdock {
 
 struct TeamView {
     PeerMap peers;  // of LSA peers; loads and stores to others fault
-    Reach reach;    // of GIN peers; the allocation's owner sets the offsets of its words
+    Reach reach;    // of GIN peers
 
-    TeamView(Communicator& communicator, const GroupConfig& config, const SymmetricMemory& memory);
+    // words: of the allocation, used with several LSA teams.
+    TeamView(Communicator& communicator, const GroupConfig& config, const SymmetricMemory& memory,
+             const GinWords& words);
     TeamView(const TeamView&) = delete;
     TeamView& operator=(const TeamView&) = delete;
 

@@ -82,6 +82,9 @@ class Communicator {
     // communicator's.
     virtual NetworkHandle network_of(const SymmetricMemory& memory) = 0;
 
+    // After network_of: from now on only the network's signals write these words, at an offset of the memory.
+    virtual void note_signal_words(const SymmetricMemory& /*memory*/, uint64_t /*offset*/, uint64_t /*words*/) {}
+
     // Whether a warp's store of 128 bytes arrives whole in the memory of every LSA peer, on which LL128 rows rely: not
     // over PCIe. The same on all ranks.
     virtual bool stores_lines_whole() const { return true; }

@@ -87,7 +87,7 @@ Region* Mesh::register_memory(void* base, uint64_t bytes, MemoryKind kind, bool 
     region->bytes = bytes;
     region->kind = kind;
     region->remote.resize(num_ranks());
-    if (kind == MemoryKind::kDevice && signals_only) region->words.resize(bytes / kSignalBytes);
+    if (kind == MemoryKind::kDevice && signals_only) region->words[0].assign(bytes / kSignalBytes, 0);
     regions_.push_back(std::move(owner));
 
     FrameHeader header = {};
@@ -135,6 +135,18 @@ Region* Mesh::register_memory(void* base, uint64_t bytes, MemoryKind kind, bool 
              timeout_ns / 1'000'000, missing);
     }
     return region;
+}
+
+bool Mesh::keep_words(const void* first, uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    for (const std::unique_ptr<Region>& region : regions_) {
+        const uint64_t offset = reinterpret_cast<uintptr_t>(first) - reinterpret_cast<uintptr_t>(region->base);
+        const bool is_there = region->kind == MemoryKind::kDevice && !region->is_leaving;
+        if (!is_there || offset % kSignalBytes != 0 || !fits(offset, bytes, region->bytes)) continue;
+        region->words[offset].resize(bytes / kSignalBytes);
+        return true;
+    }
+    return false;
 }
 
 void Mesh::await_operations(const Region* region) {

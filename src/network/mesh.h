@@ -55,6 +55,8 @@ class Mesh : private FrameSink {
     // Collective: waits for all ranks, at most timeout_ns. signals_only: only signals write this memory, which is
     // zeroed.
     Region* register_memory(void* base, uint64_t bytes, MemoryKind kind, bool signals_only, uint64_t timeout_ns);
+    // From now on only signals write these words of registered device memory. Returns false if no region holds them.
+    bool keep_words(const void* first, uint64_t bytes);
     // For callers whose operations come from a queue that another thread drains, calling progress() after each round:
     // waits briefly until several rounds have brought no operation on this memory.
     void await_operations(const Region* region);

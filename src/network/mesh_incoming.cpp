@@ -110,6 +110,14 @@ void Mesh::land(const FrameHeader& header, Region& region, std::byte* target, Pa
         if (header.kind == FrameKind::kPut) return put_landed(header);
         return reply_landed(header);
     }
+    // A word needs no staging.
+    if (region.kind == MemoryKind::kDevice && header.kind == FrameKind::kPut && payload.data() != nullptr &&
+        payload.bytes() == sizeof(uint64_t) && reinterpret_cast<uintptr_t>(target) % sizeof(uint64_t) == 0) {
+        uint64_t value = 0;
+        std::memcpy(&value, payload.data(), sizeof(value));
+        write_word(region, header.offset, value);
+        return put_landed(header);
+    }
     if (region.kind == MemoryKind::kDevice && header.length > kStagedPieceBytes) {
         return fail_peer(header.source,
                          fmt::format("rank {} sends {} bytes for device memory in one frame, of at most {}",
@@ -225,7 +233,7 @@ void Mesh::apply_signal(const FrameHeader& header) {
         // Pending copies to the device must be done first.
         late.step = arriving_.empty() && is_first ? 0 : last_step_in_;
         if (is_first && (late.step == 0 || late.step <= config_.device->done_in())) return add_to_word(late);
-    } else if (!region->words.empty()) {
+    } else if (const auto* kept = region->word_at(offset); kept != nullptr && kept->has_value()) {
         if (is_first) return add_to_word(late);
     } else {
         // An earlier signal to the same word tells its value.
@@ -256,15 +264,15 @@ void Mesh::add_to_word(const LateSignal& late) {
         word.fetch_add(late.value, std::memory_order_release);
         return;
     }
-    if (!region.words.empty()) {
-        uint64_t& word = region.words[late.offset / kSignalBytes];
-        word += late.value;
-        return write_word(region, late.offset, word);
-    }
     uint64_t before = late.known.value_or(0);
     if (late.word != nullptr) {
         std::memcpy(&before, late.word, sizeof(before));
         staging_in_.give_back(late.word);
+    }
+    std::optional<uint64_t>* const kept = region.word_at(late.offset);
+    if (kept != nullptr) {
+        before = kept->value_or(before);
+        *kept = before + late.value;
     }
     write_word(region, late.offset, before + late.value);
     // Nothing else writes the word until the next pending signal to it has been seen, so that one need not read it.

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <vector>
 
 namespace crossdock::network {
@@ -21,13 +23,23 @@ struct Region {
     std::byte* base;
     uint64_t bytes;
     MemoryKind kind;
-    // Values of the words of device memory that only signals write, so that adding need not read the device.
-    std::vector<uint64_t> words;
+    // Words of device memory that only signals write, by the offset of the first of some words; with their values, so
+    // that adding need not read the device. nullopt: the next signal reads it.
+    std::map<uint64_t, std::vector<std::optional<uint64_t>>> words;
     std::vector<RemoteRegion> remote;  // per rank
     uint64_t last_step_in = 0;         // its last copy or word to the device
     uint64_t num_operations = 0;       // started here
     uint32_t uses = 0;                 // pending steps that access it
     bool is_leaving = false;           // being deregistered: no new uses
+
+    // Null: the word has other writers.
+    std::optional<uint64_t>* word_at(uint64_t offset) {
+        const auto next = words.upper_bound(offset);
+        if (next == words.begin()) return nullptr;
+        auto& [first, values] = *std::prev(next);
+        const uint64_t number = (offset - first) / sizeof(uint64_t);
+        return number < values.size() ? &values[number] : nullptr;
+    }
 };
 
 inline bool fits(uint64_t offset, uint64_t bytes, uint64_t region_bytes) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <vector>
 
@@ -197,6 +198,56 @@ TEST(OperationsVersion13, WorksAsVersion14) {
         session.finish(request);
         rank.barrier();
         ncclRmaPlugin_v13.destroy_context(contexts);
+    });
+}
+
+// Adding to a word of device memory reads it, unless only signals write it: then the plugin knows its value.
+TEST(OperationsSign, WordsThatOnlySignalsWriteAreReadOnce) {
+    run_ranks(2, [](TestRank& rank) {
+        const int peer = 1 - rank.rank();
+        std::vector<uint64_t> words(16);
+        std::vector<uint64_t> values = {0, 0x0123456789abcdef, 0};
+        Session session(rank);
+        void* memory = session.add_memory(words.data(), words.size() * 8, kCuda);
+        void* from = session.add_memory(values.data(), values.size() * 8, kHost);
+        const auto set = [](uint64_t& word, uint64_t value) { std::atomic_ref(word).store(value); };
+        const auto add_one = [&](uint64_t number, uint64_t sum) {
+            rank.barrier();
+            session.finish(session.signal(peer, memory, number * 8, 1));
+            session.await_word(words[number], sum);
+            rank.expect(words[number] == sum, "word " + std::to_string(number) + " is " +
+                                                  std::to_string(words[number]) + ", not " + std::to_string(sum));
+            rank.barrier();
+        };
+        add_one(2, 1);
+        set(words[2], 100);
+        add_one(2, 101);
+        rank.expect(crossdockRmaPluginSignalWords(&words[2], 3 * 8) == 1, "the words were not found");
+        rank.expect(crossdockRmaPluginSignalWords(values.data(), 8) == 0, "these are no words of device memory");
+        rank.expect(crossdockRmaPluginSignalWords(&words[15], 16) == 0, "these words end behind the memory");
+        add_one(2, 102);
+        add_one(2, 103);
+        set(words[2], 7);  // breaks the promise
+        add_one(2, 104);
+        for (const uint64_t number : {1, 5}) {  // beside the words
+            set(words[number], 50);
+            add_one(number, 51);
+        }
+        add_one(4, 1);
+
+        // Many at once, with a word that is put between them.
+        rank.barrier();
+        for (int i = 0; i < 20; ++i) {
+            for (const uint64_t number : {1, 2, 3})
+                session.finish(session.put_signal(peer, from, 8, 8, memory, 8 * 8, memory, number * 8, 1, true));
+        }
+        session.await_word(words[1], 71);
+        session.await_word(words[2], 124);
+        session.await_word(words[3], 20);
+        rank.expect(words[8] == values[1], "the word that was put is wrong");
+        rank.barrier();
+        session.remove_memory(memory);
+        rank.expect(crossdockRmaPluginSignalWords(&words[2], 8) == 0, "the memory is no longer registered");
     });
 }
 

@@ -134,8 +134,7 @@ HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
                           gin_ring_bytes(communicator.backend(), config, geometry.channels));
     const uint64_t bytes = config.has_several_teams() ? outbox.bytes : HtArenaLayout::of(geometry).bytes;
     memory = communicator.allocate_symmetric(bytes, communicator.setup_timeout_ns(config.timeout_ns));
-    team.emplace(communicator, config, *memory);
-    team->reach.words = outbox.words;
+    team.emplace(communicator, config, *memory, outbox.words);
 
     state = DeviceMemory(communicator.runtime(), config.alloc, sizeof(HtState));
     HtState first{};

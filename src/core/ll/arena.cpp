@@ -31,8 +31,8 @@ LlArena::LlArena(Communicator& communicator, const GroupConfig& config, const Ll
       memory(communicator.allocate_symmetric(arena_bytes_of(config, arena_geometry),
                                              communicator.setup_timeout_ns(config.timeout_ns))),
       state(communicator.runtime(), config.alloc, sizeof(LlArenaState)),
-      team(communicator, config, *memory) {
-    if (config.has_several_teams()) team.reach.words = LlOutboxLayout::of(geometry).words;
+      team(communicator, config, *memory,
+           config.has_several_teams() ? LlOutboxLayout::of(geometry).words : GinWords{}) {
     LlArenaState first{};
     first.clock = LlClock{config.first_epoch, 0, 0}.word();
     communicator.runtime().copy_to_device(state.data(), &first, sizeof(first), nullptr);

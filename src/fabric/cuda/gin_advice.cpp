@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <optional>
 
+#include "core/log.h"
+
 namespace crossdock {
 namespace {
 
@@ -54,6 +56,10 @@ class Plugin {
     std::optional<int> contexts() const {
         const auto num_contexts = reinterpret_cast<int (*)()>(find("crossdockRmaPluginContexts"));
         return num_contexts != nullptr ? std::optional(num_contexts()) : std::nullopt;
+    }
+    void note_signal_words(const void* words, size_t bytes) const {
+        const auto note = reinterpret_cast<int (*)(const void*, size_t)>(find("crossdockRmaPluginSignalWords"));
+        if (note != nullptr && note(words, bytes) == 0) debug("the network plugin does not know a group's signals");
     }
     std::string last_error() const {
         const auto copy = reinterpret_cast<void (*)(char*, size_t)>(find("crossdockRmaPluginLastError"));
@@ -118,6 +124,10 @@ std::string gin_loading_advice(bool loads_lazily) {
     return "CUDA loads each kernel at its first launch, and waits for running kernels before it does. This stops the "
            "copies of NCCL's network plugin, so waits for peers may time out: set CUDA_MODULE_LOADING to EAGER before "
            "the program starts";
+}
+
+void tell_plugin_signal_words(const void* words, size_t bytes) {
+    if (const auto named = value_of(kVariable)) Plugin(*named).note_signal_words(words, bytes);
 }
 
 }  // namespace crossdock

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Explains why NCCL gives kernels no network between LSA teams, or another one than requested. Checks the environment
-// and the plugin's file; needs neither GPU nor NCCL.
+// NCCL's network between LSA teams: why kernels get none, or another one than requested, and what Crossdock's plugin
+// needs to know. Checks the environment and the plugin's file; needs neither GPU nor NCCL.
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 namespace crossdock {
@@ -21,5 +22,9 @@ std::string gin_fallback();
 // After NCCL has created its network: a message if it uses Crossdock's plugin while CUDA loads each kernel at its first
 // launch, which holds up the plugin's copies; otherwise empty.
 std::string gin_loading_advice(bool loads_lazily);
+
+// If NCCL_RMA_PLUGIN names Crossdock's plugin: from now on only signals write these words of a window. words: their
+// address in the memory that was registered, which the window maps again at another address.
+void tell_plugin_signal_words(const void* words, size_t bytes);
 
 }  // namespace crossdock

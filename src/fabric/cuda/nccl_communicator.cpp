@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/process.h"
+#include "fabric/cuda/gin_advice.h"
 #include "fabric/cuda/gin_connection.h"
 #include "fabric/cuda/host_memory.h"
 #include "fabric/cuda/mailbox.h"
@@ -76,6 +77,7 @@ class NcclCommunicator final : public Communicator {
     std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override;
     WindowView window(ncclWindow_t handle) override;
     NetworkHandle network_of(const SymmetricMemory& memory) override;
+    void note_signal_words(const SymmetricMemory& memory, uint64_t offset, uint64_t words) override;
     int ranks_on_device() const override;
     bool stores_lines_whole() const override;
     bool shares_host_memory() const override;
@@ -181,6 +183,11 @@ NetworkHandle NcclCommunicator::network_of(const SymmetricMemory& memory) {
     network.queues = connection.queues();
     network.window = registered.window();
     return network;
+}
+
+void NcclCommunicator::note_signal_words(const SymmetricMemory& memory, uint64_t offset, uint64_t words) {
+    const std::byte* const registered = dynamic_cast<const RegisteredMemory&>(memory).allocation();
+    tell_plugin_signal_words(registered + offset, words * sizeof(uint64_t));
 }
 
 // Collective at the first call.

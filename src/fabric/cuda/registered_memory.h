@@ -45,6 +45,8 @@ class RegisteredMemory final : public SymmetricMemory {
     void map();
 
     ncclWindow_t window() const { return window_; }
+    // What was registered. The window maps it again, at `local`.
+    std::byte* allocation() const { return static_cast<std::byte*>(allocation_); }
 
   private:
     NcclRank self_;
