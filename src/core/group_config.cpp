@@ -189,6 +189,7 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     config.rdma_buffer_size = given.rdma_buffer_size;
     config.num_topk = given.num_topk;
     const bool in_host_memory = communicator.shares_host_memory();
+    config.in_host_memory = in_host_memory;
     const uint32_t most_sms = is_ht && in_host_memory ? std::min(device_sms, kMostHtHostSms) : device_sms;
     const auto dispatch_sms = [&](uint32_t preset) {
         return resolve_sms(environment.dispatch_sms, environment.comm_sms, given.dispatch_num_sms, given.max_num_sms,

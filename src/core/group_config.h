@@ -38,6 +38,7 @@ struct GroupConfig {
     uint32_t update_sms = 0;
     uint32_t most_dispatch_sms = 0;  // HT, what a handle may ask for
     uint32_t most_combine_sms = 0;
+    bool in_host_memory = false;  // symmetric memory is
     ncclEpAllocConfig_t alloc{};
     bool masking = false;
     uint64_t timeout_ns = 0;

@@ -54,6 +54,7 @@ LlGeometry ll_geometry(const GroupConfig& config, uint32_t ll128_tokens, ncclEpL
     geometry.max_tokens = config.max_tokens;
     geometry.row_capacity = static_cast<uint32_t>(align_up(config.max_token_bytes, 16));
     geometry.topk = static_cast<uint16_t>(topk);
+    geometry.is_in_host_memory = config.in_host_memory;
     geometry.ll128_tokens = ll128_tokens;
     geometry.has_several_teams = config.has_several_teams();
     geometry.num_buffers = config.zero_copy == NCCL_EP_ZERO_COPY_ON ? kFewestBuffers : kNumBuffers;

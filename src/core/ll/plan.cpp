@@ -33,9 +33,10 @@ constexpr uint32_t kOverlapSms = 24;            // of a combine beside the exper
 constexpr uint32_t kHostTokensPerDispatchBlock = 4;
 constexpr uint32_t kFewestHostDispatchBlocks = 4;
 constexpr uint32_t kMostHostDispatchBlocks = 16;
-constexpr uint32_t kHostTokensPerCombineBlock = 8;
+constexpr uint32_t kHostRowsPerCombineBlock = 16;
+constexpr uint32_t kHostStageBytes = 16384;  // of a combine's warp, for the rows that it sums; or half of it
 constexpr uint32_t kFewestHostCombineBlocks = 2;
-constexpr uint32_t kMostHostCombineBlocks = 8;
+constexpr uint32_t kMostHostCombineBlocks = 32;
 static_assert(kMostLl128RowBytes <= kGpuChunkBytes, "a stage holds a whole row that is sent as an LL128 row");
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
@@ -204,9 +205,11 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args, uint32_t nu
     if (chooses_warps(group) && !plain && common.num_tokens <= kShortCombineTokens && !overlaps)
         warp_layout.warps_per_block = kFewGpuWarps;
     uint32_t blocks = blocks_for(group, most_sms, plain ? common.num_tokens : 2 * common.num_tokens);
+    const bool has_row_per_choice = common.expert_major && args.wire != LlCombineWire::kSums;
+    const uint32_t rows = common.num_tokens * (has_row_per_choice ? common.topk : most_targets(common));
     if (group.communicator().shares_host_memory()) {
         warp_layout.warps_per_block = kFewGpuWarps;
-        blocks = host_blocks(group, most_sms, common.num_tokens / kHostTokensPerCombineBlock, kFewestHostCombineBlocks,
+        blocks = host_blocks(group, most_sms, rows / kHostRowsPerCombineBlock, kFewestHostCombineBlocks,
                              kMostHostCombineBlocks);
         // As few parts of a row as keep all warps busy.
         const uint32_t parts = std::max(1u, blocks * kFewGpuWarps / std::max(1u, common.num_tokens));
@@ -214,15 +217,16 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args, uint32_t nu
     }
     warp_layout.receive_warps = warp_layout.warps_per_block;
     args.segments = (args.row_bytes + args.segment_bytes - 1) / args.segment_bytes;
-    const bool has_row_per_choice = common.expert_major && args.wire != LlCombineWire::kSums;
-    const uint32_t rows = common.num_tokens * (has_row_per_choice ? common.topk : most_targets(common));
     args.own_rows_stay = own_rows_stay(group, args, rows);
     const bool sends_rows = common.arena.num_ranks > 1 || !args.own_rows_stay;
     share_blocks(group, common, !plain && sends_rows, blocks, kFewCombineTokens, rows, 2);
+    uint32_t receive_stage_bytes = common.arena.is_in_host_memory ? kStageHeadBytes + kHostStageBytes : 0;
     const auto lay_out = [&] {
-        args.shared = LlCombineShared::of(common.arena, warp_layout, common.topk, group.config().has_several_teams());
+        args.shared = LlCombineShared::of(common.arena, warp_layout, common.topk, group.config().has_several_teams(),
+                                          receive_stage_bytes);
         return args.shared.bytes;
     };
+    if (lay_out() > group.max_shared_bytes() && receive_stage_bytes > 0) receive_stage_bytes -= kHostStageBytes / 2;
     while (lay_out() > group.max_shared_bytes() && warp_layout.num_stages > 1) --warp_layout.num_stages;
     return shape_of(group, common, args.row_bytes, args.shared.bytes, blocks, "combine");
 }

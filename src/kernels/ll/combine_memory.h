@@ -26,11 +26,13 @@ struct LlCombineShared {
     SharedRegion<std::byte> summands;      // SummandLists of all warps
     SharedRegion<uint32_t> gin_ranks;      // [ranks] 1: has tokens of this rank; of groups of several LSA teams
     SharedRegion<std::byte> stages;
+    SharedRegion<std::byte> receive_stages;  // of each warp, for rows in the host's memory (StagedSums)
     uint32_t stage_bytes;
+    uint32_t receive_stage_bytes;  // 0: there are none
     uint32_t bytes;
 
     static constexpr LlCombineShared of(const LlGeometry& arena, const LlWarpLayout& warp_layout, uint32_t topk,
-                                        bool has_several_teams) {
+                                        bool has_several_teams, uint32_t receive_stage_bytes) {
         LlCombineShared shared{};
         shared.stage_bytes = static_cast<uint32_t>(align_up(uint64_t{kStageHeadBytes} + warp_layout.chunk_bytes, 128));
         Cursor memory(16, LlBlockHead::bytes(arena.num_ranks));
@@ -39,6 +41,9 @@ struct LlCombineShared {
         memory.align(128);
         memory.take(shared.gin_ranks, has_several_teams ? arena.num_ranks : 0);
         memory.take(shared.stages, warp_layout.num_stages, shared.stage_bytes);
+        shared.receive_stage_bytes = receive_stage_bytes;
+        memory.align(128);
+        memory.take(shared.receive_stages, warp_layout.warps_per_block, receive_stage_bytes);
         shared.bytes = static_cast<uint32_t>(memory.end());
         return shared;
     }

@@ -15,13 +15,13 @@ template <DType kDType, RowForms kForms, typename Op>
 class CombineReceive {
   public:
     CROSSDOCK_DEVICE explicit CombineReceive(const Op& op)
-        : op_(op), ctx_(op.ctx), args_(op.args), c_(op.c), summands_(summands_of_warp(op.ctx, op.args)) {}
+        : op_(op), ctx_(op.ctx), args_(op.args), c_(op.c), summands_(summands_of_warp(op.ctx, op.args)), staged_(op) {}
 
     // The choices of the first token that this warp sums, before the operation is known.
     CROSSDOCK_DEVICE void fetch() { first_choice_ = load_first_choice(op_.first_share()); }
     // Prefetches the peers' entries.
     CROSSDOCK_DEVICE void look_ahead() {
-        if (op_.receives()) early_entry_ = load_entry_for_lane(0);
+        if (op_.receives() && !sums_are_staged()) early_entry_ = load_entry_for_lane(0);
     }
 
     // Warps share parts of tokens, so that few tokens still occupy many warps.
@@ -32,8 +32,8 @@ class CombineReceive {
         const Ll128Row shape(ctx_, args_.row_bytes);
         const Ll128Parts parts = Ll128Parts::of(shape, c_.num_tokens, share.step());
         const uint32_t work = c_.num_tokens * (is_ll128 ? parts.num : args_.segments);
-        uint64_t alike = ranks_alike(0, early_entry_);
-        if (alike != all_ranks()) alike = ranks_entered_alike(ctx_, args_, op_);
+        uint64_t alike = sums_are_staged() ? await_ranks_of_block(share, work) : ranks_alike(0, early_entry_);
+        if (alike != all_ranks() && !sums_are_staged()) alike = ranks_entered_alike(ctx_, args_, op_);
         CROSSDOCK_ROLLED
         for (uint32_t i = share.first(ctx_); i < work; i += share.step()) {
             const uint32_t part = i / c_.num_tokens;
@@ -75,6 +75,36 @@ class CombineReceive {
         const bool is_alike = rank == c_.rank || (rank < c_.arena.num_ranks && op_.is_alike(entry));
         return uint64_t{ctx_.warp_ballot(is_alike)} << base;
     }
+    // In the host's memory, one warp waits for the entries of the ranks that return rows to this block: entries are in
+    // one line, and reads of it take turns. Returns their bits in all warps, without those that did not come.
+    CROSSDOCK_DEVICE uint64_t await_ranks_of_block(const WorkShare& share, uint32_t work) const {
+        if (share.warp(ctx_) == 0) {
+            uint64_t ranks = 0;
+            const uint32_t choices = (work - share.block + share.num_blocks - 1) / share.num_blocks * c_.topk;
+            CROSSDOCK_ROLLED
+            for (uint32_t i = op_.lane(); share.block < work && i < choices; i += kLanes) {
+                const uint32_t token = (share.block + i / c_.topk * share.num_blocks) % c_.num_tokens;
+                const uint32_t rank = rank_of_expert(c_, expert_id(c_, token, i % c_.topk));
+                if (rank < kRanksSeenAtOnce && op_.is_active_here(rank)) ranks |= uint64_t{1} << rank;
+            }
+            const uint64_t own = c_.rank < kRanksSeenAtOnce ? uint64_t{1} << c_.rank : 0;
+            ranks = or_of_lanes(ranks) & ~own;
+            uint64_t alike = own;
+            CROSSDOCK_ROLLED
+            for (uint32_t rank = op_.lane(); rank < kRanksSeenAtOnce; rank += kLanes) {
+                TaggedWord entry{};
+                if ((ranks >> rank & 1) != 0 && op_.wait_entry(rank, entry)) alike |= uint64_t{1} << rank;
+            }
+            alike = or_of_lanes(alike);
+            if (is_leader(ctx_)) block_head(ctx_).alike = alike;
+        }
+        share.sync(ctx_);
+        return block_head(ctx_).alike;
+    }
+    CROSSDOCK_DEVICE uint64_t or_of_lanes(uint64_t bits) const {
+        return uint64_t{ctx_.warp_or(static_cast<uint32_t>(bits >> 32))} << 32 |
+               ctx_.warp_or(static_cast<uint32_t>(bits));
+    }
     CROSSDOCK_DEVICE_RARE static uint64_t ranks_entered_alike(const Ctx& ctx, decltype(Op::args) args,
                                                               Operation operation) {
         const Op op(ctx, args, operation);
@@ -90,6 +120,10 @@ class CombineReceive {
             alike |= receive.ranks_alike(base, entry);
         }
         return alike;
+    }
+
+    CROSSDOCK_DEVICE bool sums_are_staged() const {
+        return kLanes > 1 && !kHasGinPeers && kForms == RowForms::kBoth && StagedSums<kDType, Op>::are_used(args_);
     }
 
     // Elastic rows are not weighted.
@@ -182,9 +216,7 @@ class CombineReceive {
             const uint32_t rank = k < c_.topk ? rank_of_expert(c_, expert_of(c_, choice.given)) : kDropped;
             if (rank != kDropped) ranks |= uint64_t{1} << (rank & 63);
         }
-        const uint32_t lower = ctx_.warp_or(static_cast<uint32_t>(ranks));
-        const uint32_t upper = c_.arena.num_ranks > 32 ? ctx_.warp_or(static_cast<uint32_t>(ranks >> 32)) : 0;
-        return uint64_t{upper} << 32 | lower;
+        return or_of_lanes(ranks);
     }
 
     // Waits for the entries of a token's ranks: they enter before they send. Returns false if nothing is to be summed
@@ -350,10 +382,11 @@ class CombineReceive {
         CROSSDOCK_DEVICE float weight(uint32_t i) const { return i < 2 ? 1.0f : others.weight(i - 2); }
     };
 
-    CROSSDOCK_DEVICE void sum_plain_rows(uint32_t num, uint32_t segment, std::byte* out) const {
+    CROSSDOCK_DEVICE void sum_plain_rows(uint32_t num, uint32_t segment, std::byte* out) {
         const uint32_t first = segment * args_.segment_bytes;
         const uint32_t left = args_.row_bytes - first;
         const uint32_t bytes = left < args_.segment_bytes ? left : args_.segment_bytes;
+        const bool is_cell = op_.lane() < num && summands_.index[op_.lane()] >= 0;
         locate_rows(first == 0, num);
         ctx_.mark(Step::kCombineArrived);
         const uint32_t element = first / dtype_bytes(kDType);
@@ -364,7 +397,7 @@ class CombineReceive {
             sum_rows<kDType>(ctx_, summands, element, elements, out);
         } else if (is_quantised(args_.wire)) {
             sum_quantised_rows(num, element, elements, out);
-        } else {
+        } else if (!sums_are_staged() || !staged_.sum(summands_, num, is_cell, first, bytes, out)) {
             sum_rows<kDType>(ctx_, AddressSummands{summands_.index, summands_.weight, num}, element, elements, out);
         }
     }
@@ -416,6 +449,7 @@ class CombineReceive {
     decltype(Op::args) args_;
     decltype(Op::c) c_;
     SummandLists summands_;
+    StagedSums<kDType, Op> staged_;
     Choice first_choice_;
     TaggedWord early_entry_{};
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/ll/combine_send_plain.h"
+#include "kernels/ll/combine_staged.h"
 #include "kernels/ll/combine_weights.h"
 
 namespace crossdock {
@@ -199,6 +200,8 @@ class CombineSend {
         : op_(op), ctx_(op.ctx), args_(op.args), c_(op.c), ll128_(op), plain_(op), weights_(op) {}
 
     CROSSDOCK_DEVICE void init() {
+        if (kForms == RowForms::kBoth && StagedSums<kDType, Op>::are_used(args_) && is_leader(ctx_))
+            StagedSums<kDType, Op>::init(ctx_, args_);
         if (!has_stage()) return;
         stage_of(ctx_, args_.shared, op_.warp()).init();
         RowStage::initialised();
@@ -206,7 +209,7 @@ class CombineSend {
     CROSSDOCK_DEVICE void fetch() {
         if (ctx_.warp_idx() == 0) ReturnList<Op>::count(op_);
     }
-    CROSSDOCK_DEVICE void prepare() { empty_outbox(ctx_, c_); }
+    CROSSDOCK_DEVICE void prepare() {}
     template <typename Begin>
     CROSSDOCK_DEVICE bool run(Begin begin) {
         const bool overlaps = waits_for_experts(args_);

@@ -46,7 +46,6 @@ class DispatchSend {
 
     // After fetch and before the next block barrier: counts earlier tokens and quantises rows.
     CROSSDOCK_DEVICE void prepare() {
-        empty_outbox(ctx_, c_);
         counter_.find_cells();
         const TokenRun run = tokens();
         counter_.count(0, tokens_to_count(), first_ids_);

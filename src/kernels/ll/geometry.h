@@ -82,9 +82,10 @@ inline constexpr uint32_t kCellFront = 16;
 struct LlGeometry {
     uint32_t num_ranks;
     uint32_t num_experts;
-    uint32_t max_tokens;       // per rank and operation
-    uint32_t row_capacity;     // bytes of a token row with its scales, a multiple of 16
-    uint16_t topk;             // the largest
+    uint32_t max_tokens;    // per rank and operation
+    uint32_t row_capacity;  // bytes of a token row with its scales, a multiple of 16
+    uint16_t topk;          // the largest
+    bool is_in_host_memory;
     bool has_several_teams;    // LSA teams: a slot has room for its header, too
     uint32_t cells_per_token;  // rows that may return for one token
     uint32_t num_buffers;      // at most kNumBuffers
@@ -124,6 +125,7 @@ struct LlOffsets {
     uint32_t header_stride;
     uint32_t weight_stride;  // of a token's
     uint32_t row_stride;
+    uint32_t flag_stride;
 
     uint32_t num_slots;
     uint32_t num_cells;
@@ -145,6 +147,8 @@ struct LlArenaLayout {
         parts.header_stride = static_cast<uint32_t>(sizeof(TaggedWord) * geometry.header_words());
         parts.weight_stride = static_cast<uint32_t>(sizeof(TaggedWord) * geometry.weight_words());
         parts.row_stride = static_cast<uint32_t>(geometry.row_stride());
+        // Reads of one line of the host's memory take turns.
+        parts.flag_stride = geometry.is_in_host_memory ? 128 : sizeof(uint64_t);
         parts.num_slots = static_cast<uint32_t>(geometry.num_slots());
         parts.num_cells = static_cast<uint32_t>(geometry.num_cells());
         parts.experts_per_rank = geometry.experts_per_rank();
@@ -153,7 +157,7 @@ struct LlArenaLayout {
         Cursor buffer(128);
         buffer.take(parts.entries, geometry.num_ranks);
         buffer.take(parts.counts, geometry.num_ranks, parts.count_stride);
-        buffer.take(parts.row_flags, geometry.num_rows());
+        buffer.take(parts.row_flags, geometry.num_rows(), parts.flag_stride);
         buffer.take(parts.headers, geometry.num_slots(), parts.header_stride);
         buffer.take(parts.weights, geometry.num_slots(), parts.weight_stride);
         buffer.take(parts.rows, geometry.num_rows(), geometry.row_stride());
@@ -179,6 +183,7 @@ struct LlArenaState {
     // free_from[epoch % 2][buffer] = E: a peer that has entered operation E has finished reading the buffer. Operation
     // `epoch` reads it, and the one before has written it.
     uint64_t free_from[2][kNumBuffers];
+    uint64_t outbox_epoch;  // the latest operation that may fill the outbox; only in groups of several LSA teams
     uint32_t tickets;
     uint32_t blocks_done;       // only with masks
     uint32_t blocks_put;        // only in groups of several LSA teams, as the next
@@ -226,6 +231,7 @@ struct LlBlockHead {
     uint32_t has_failed;
     uint32_t verdict;     // of must_receive_again and is_last_to_put
     uint32_t is_refused;  // not 0: the group has failed before anything was received
+    uint64_t alike;       // a combine in the host's memory: CombineReceive::ranks_alike, found by one warp for all
     // With masks, of must_receive_again:
     uint32_t losses;   // counted before the latest masks were read
     uint32_t is_last;  // 1: this block has finished last

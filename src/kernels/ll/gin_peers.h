@@ -23,10 +23,24 @@ CROSSDOCK_DEVICE uint64_t outbox_row(const auto& op, uint32_t row) {
     return op.c.outbox.rows.offset + uint64_t{row} * op.row_stride();
 }
 
-// Before the outbox is written: waits until the network has read what earlier operations have put.
-CROSSDOCK_DEVICE void empty_outbox(const Ctx& ctx, const auto& c) {
+// One thread of each block, before the outbox is written: until the network has read what earlier operations have put.
+// is_first: the thread that puts this operation's entry next. It asks the network, so that no thread waits for the
+// entry to be read, too; the others wait for it.
+CROSSDOCK_DEVICE void await_outbox(const Ctx& ctx, const auto& c, uint64_t epoch, bool is_first) {
     if constexpr (!kHasGinPeers) return;
-    if (thread_idx(ctx) == 0) flush_network(c.reach.network);
+    if (is_first) {
+        flush_network(c.reach.network);
+        ctx.exchange_release_device(&c.state->outbox_epoch, epoch);
+        return;
+    }
+    const uint64_t deadline_ns = ctx.now_ns() + c.scope.timeout_ns;
+    poll_until(
+        ctx, [&] { return ctx.load_acquire_system(&c.state->outbox_epoch); },
+        [&](uint64_t seen) { return seen >= epoch; },
+        [&](uint64_t) {
+            ctx.pause(deadline_ns);
+            return !has_failed(ctx, c.scope);
+        });
 }
 
 CROSSDOCK_DEVICE Raise raise_to_epoch(const auto& op, Signal signal, uint32_t peer) {

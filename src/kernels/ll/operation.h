@@ -93,7 +93,12 @@ class LlOperation : public LlWaits<Args> {
     CROSSDOCK_DEVICE void enter(uint32_t direct) {
         LlBlockHead& head = block_head(ctx);
         if (has_role(ctx, WarpRole::kClock)) {
-            if (sends() && ctx.block_idx() == ctx.num_blocks() - 1) announce_entry(LlClock::of(head.clock), direct);
+            const bool announces = sends() && block() == blocks() - 1;
+            if constexpr (kHasGinPeers) {
+                if (sends() && is_leader(ctx)) await_outbox(ctx, c, LlClock::of(head.clock).epoch, announces);
+                ctx.warp_sync();
+            }
+            if (announces) announce_entry(LlClock::of(head.clock), direct);
             if (is_leader(ctx)) head.start_ns = ctx.now_ns();
         }
         if (!sends() && has_role(ctx, WarpRole::kStatus) && is_leader(ctx)) {

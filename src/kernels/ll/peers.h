@@ -190,7 +190,7 @@ class LlPeers : public Operation {
         return base + c.offsets.counts.offset + source * c.offsets.count_stride;
     }
     CROSSDOCK_DEVICE uint64_t flag_offset(uint32_t row) const {
-        return base + c.offsets.row_flags.offset + uint64_t{8} * row;
+        return base + c.offsets.row_flags.offset + uint64_t{row} * c.offsets.flag_stride;
     }
     CROSSDOCK_DEVICE uint64_t header_offset(uint32_t slot) const {
         return base + c.offsets.headers.offset + uint64_t{slot} * c.offsets.header_stride;
