@@ -152,8 +152,9 @@ extern const crossdock::plugin::Rma13 ncclRmaPlugin_v13 __attribute__((visibilit
 __attribute__((visibility("default"))) int crossdockRmaPluginContexts(void);
 // Copies the last warning of this process, truncated to `bytes` including its 0; empty: none.
 __attribute__((visibility("default"))) void crossdockRmaPluginLastError(char* message, size_t bytes);
-// The caller promises that from now on only signals write these words of device memory, each word those of one rank: so
-// the plugin keeps their values, and a signal need not wait until a word is read. Returns the number of communicators
-// of this process that have registered the words. The promise ends when the memory is deregistered.
+// The caller promises that from now on only signals write these words of device memory, and that all signals to one
+// word come from one rank. So the plugin keeps the values, and a signal need not wait until a word is read. Returns the
+// number of communicators of this process that have registered the words. The promise ends when the memory is
+// deregistered.
 __attribute__((visibility("default"))) int crossdockRmaPluginSignalWords(const void* words, size_t bytes);
 }

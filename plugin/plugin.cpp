@@ -20,8 +20,9 @@ constexpr int kSpeedMbps = 100'000;
 constexpr size_t kMaxBytes = size_t{1} << 40;
 
 std::atomic<int> g_num_contexts{0};
-std::mutex g_comms_mutex;
-std::set<const Comm*> g_comms;
+// Not destroyed: communicators may be closed while the process exits.
+std::mutex& g_comms_mutex = *new std::mutex;
+std::set<const Comm*>& g_comms = *new std::set<const Comm*>;
 
 network::Region* region_of(void* memory) { return static_cast<network::Region*>(memory); }
 Comm& comm_of(void* comm) { return *static_cast<Comm*>(comm); }

@@ -230,8 +230,8 @@ void Mesh::apply_signal(const FrameHeader& header) {
     LateSignal late = {region, offset, header.value, 0, false, nullptr, {}};
     const bool is_first = late_signals_.empty();
     if (region->kind == MemoryKind::kHost) {
-        // Pending copies to the device must be done first.
-        late.step = arriving_.empty() && is_first ? 0 : last_step_in_;
+        // Pending copies and words to the device must be done first.
+        late.step = last_step_in_;
         if (is_first && (late.step == 0 || late.step <= config_.device->done_in())) return add_to_word(late);
     } else if (const auto* kept = region->word_at(offset); kept != nullptr && kept->has_value()) {
         if (is_first) return add_to_word(late);

@@ -23,8 +23,8 @@ struct Region {
     std::byte* base;
     uint64_t bytes;
     MemoryKind kind;
-    // Words of device memory that only signals write, by the offset of the first of some words; with their values, so
-    // that adding need not read the device. nullopt: the next signal reads it.
+    // Ranges of words of device memory that only signals write: the offset of a range's first word, and the value of
+    // each word, so that adding need not read the device. nullopt: the next signal reads it.
     std::map<uint64_t, std::vector<std::optional<uint64_t>>> words;
     std::vector<RemoteRegion> remote;  // per rank
     uint64_t last_step_in = 0;         // its last copy or word to the device
