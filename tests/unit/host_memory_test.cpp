@@ -67,11 +67,11 @@ LlCommon common_of(uint32_t tokens) {
     return common;
 }
 
-LlCombineArgs combine_of(uint32_t tokens, bool expert_major) {
+LlCombineArgs combine_of(uint32_t tokens, bool expert_major, uint32_t row_bytes = 14336) {
     LlCombineArgs combine{};
     combine.common = common_of(tokens);
     combine.common.expert_major = expert_major;
-    combine.row_bytes = combine.wire_bytes = 14336;
+    combine.row_bytes = combine.wire_bytes = row_bytes;
     return combine;
 }
 
@@ -120,6 +120,17 @@ TEST(HostMemory, SumsAreStaged) {
         EXPECT_EQ(linked.shared.receive_stage_bytes, 0u);
         group->destroy();
     }
+}
+
+// Rows that leave no room for them pass through no stage.
+TEST(HostMemory, LargeRowsNeedNoStagesForSums) {
+    const size_t bytes = 101376 - 768;  // sm_89, without what its kernels declare themselves
+    const auto group = group_of(NCCL_EP_ALGO_LOW_LATENCY, 0, true, bytes);
+    LlCombineArgs combine = combine_of(8, true, 32768);
+    EXPECT_LE(plan_ll_combine(*group, combine).shared_bytes, bytes);
+    EXPECT_EQ(combine.shared.receive_stage_bytes, 0u);
+    EXPECT_GE(combine.common.warp_layout.num_stages, 2u);
+    group->destroy();
 }
 
 }  // namespace

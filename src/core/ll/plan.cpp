@@ -28,13 +28,13 @@ constexpr uint32_t kShortDispatchTokens = 256;  // kFewGpuWarps are enough
 constexpr uint32_t kShortCombineTokens = 16;    // the same
 constexpr uint32_t kFewestGpuBlocks = 64;       // other ranks' rows arrive even if this rank has few tokens
 constexpr uint32_t kOverlapSms = 24;            // of a combine beside the experts' kernel, if the caller sets nothing
-// Reads of one line of the host's memory appear to take turns, about 1 us each, and all warps of an operation read what
-// the peers say of it. So few warps are faster there.
+// Reads of one line of the host's memory appear to take turns, about 1 us each, and each block reads what the peers say
+// of the operation. So few blocks are faster there.
 constexpr uint32_t kHostTokensPerDispatchBlock = 4;
 constexpr uint32_t kFewestHostDispatchBlocks = 4;
 constexpr uint32_t kMostHostDispatchBlocks = 16;
 constexpr uint32_t kHostRowsPerCombineBlock = 16;
-constexpr uint32_t kHostStageBytes = 16384;  // of a combine's warp, for the rows that it sums; or half of it
+constexpr uint32_t kHostStageBytes[] = {16384, 8192};  // of a combine's warp, for the rows that it sums; or none
 constexpr uint32_t kFewestHostCombineBlocks = 2;
 constexpr uint32_t kMostHostCombineBlocks = 32;
 static_assert(kMostLl128RowBytes <= kGpuChunkBytes, "a stage holds a whole row that is sent as an LL128 row");
@@ -220,14 +220,28 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args, uint32_t nu
     args.own_rows_stay = own_rows_stay(group, args, rows);
     const bool sends_rows = common.arena.num_ranks > 1 || !args.own_rows_stay;
     share_blocks(group, common, !plain && sends_rows, blocks, kFewCombineTokens, rows, 2);
-    uint32_t receive_stage_bytes = common.arena.is_in_host_memory ? kStageHeadBytes + kHostStageBytes : 0;
-    const auto lay_out = [&] {
+    uint32_t receive_stage_bytes = 0;
+    const auto fits = [&] {
         args.shared = LlCombineShared::of(common.arena, warp_layout, common.topk, group.config().has_several_teams(),
                                           receive_stage_bytes);
-        return args.shared.bytes;
+        return args.shared.bytes <= group.max_shared_bytes();
     };
-    if (lay_out() > group.max_shared_bytes() && receive_stage_bytes > 0) receive_stage_bytes -= kHostStageBytes / 2;
-    while (lay_out() > group.max_shared_bytes() && warp_layout.num_stages > 1) --warp_layout.num_stages;
+    const auto fits_with_fewer_stages = [&] {
+        while (!fits() && warp_layout.num_stages > 1) --warp_layout.num_stages;
+        return fits();
+    };
+    const uint32_t stages = warp_layout.num_stages;
+    if (common.arena.is_in_host_memory && !is_quantised(args.wire)) {
+        for (const uint32_t bytes : kHostStageBytes) {
+            receive_stage_bytes = kStageHeadBytes + bytes;
+            if (fits()) break;
+        }
+    }
+    if (!fits_with_fewer_stages() && receive_stage_bytes > 0) {
+        receive_stage_bytes = 0;
+        warp_layout.num_stages = stages;
+        fits_with_fewer_stages();
+    }
     return shape_of(group, common, args.row_bytes, args.shared.bytes, blocks, "combine");
 }
 

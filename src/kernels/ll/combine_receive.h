@@ -75,8 +75,9 @@ class CombineReceive {
         const bool is_alike = rank == c_.rank || (rank < c_.arena.num_ranks && op_.is_alike(entry));
         return uint64_t{ctx_.warp_ballot(is_alike)} << base;
     }
-    // In the host's memory, one warp waits for the entries of the ranks that return rows to this block: entries are in
-    // one line, and reads of it take turns. Returns their bits in all warps, without those that did not come.
+    // In the host's memory, one warp waits for the entries of the ranks that return rows to this block, and compares
+    // those of other ranks that have come: entries are in one line, and reads of it take turns. Returns the bits of
+    // this rank and of those that it has waited for, without those that did not come, in all warps.
     CROSSDOCK_DEVICE uint64_t await_ranks_of_block(const WorkShare& share, uint32_t work) const {
         if (share.warp(ctx_) == 0) {
             uint64_t ranks = 0;
@@ -91,9 +92,14 @@ class CombineReceive {
             ranks = or_of_lanes(ranks) & ~own;
             uint64_t alike = own;
             CROSSDOCK_ROLLED
-            for (uint32_t rank = op_.lane(); rank < kRanksSeenAtOnce; rank += kLanes) {
+            for (uint32_t rank = op_.lane(); rank < c_.arena.num_ranks && rank < kRanksSeenAtOnce; rank += kLanes) {
                 TaggedWord entry{};
-                if ((ranks >> rank & 1) != 0 && op_.wait_entry(rank, entry)) alike |= uint64_t{1} << rank;
+                if ((ranks >> rank & 1) != 0) {
+                    if (op_.wait_entry(rank, entry)) alike |= uint64_t{1} << rank;
+                } else if (rank != c_.rank && c_.scope.masking == 0) {
+                    entry = op_.load_entry_of(rank);
+                    if (op_.is_of(entry) && !op_.is_alike(entry)) expect_agreement(ctx_, c_.scope, op_, rank);
+                }
             }
             alike = or_of_lanes(alike);
             if (is_leader(ctx_)) block_head(ctx_).alike = alike;

@@ -27,7 +27,7 @@ class StagedSums {
     }
 
     // Sums bytes [first, first + bytes) of the rows, of which each lane knows whether its own is in the host's memory.
-    // Returns false, without having done anything, if they are too many, or none is.
+    // Returns false, without having done anything, if there are more rows than lanes, or none is there.
     CROSSDOCK_DEVICE bool sum(const SummandLists& summands, uint32_t num, bool is_in_host, uint32_t first,
                               uint32_t bytes, std::byte* out) {
         constexpr uint32_t kStep = kLanes * 16;
@@ -37,8 +37,9 @@ class StagedSums {
         const uint32_t staged = ctx_.warp_count(is_staged);
         const uint32_t place = ctx_.warp_count_before(is_staged);
         const uint32_t half_bytes = (op_.args.shared.receive_stage_bytes - kStageHeadBytes) / 2;
-        const uint32_t piece = num <= kLanes && staged > 0 ? half_bytes / staged / kStep * kStep : 0;
-        if (piece == 0) return false;
+        if (num > kLanes || staged == 0) return false;
+        const uint32_t share = half_bytes / staged;  // of a row
+        const uint32_t piece = share - share % (share < kStep ? 16 : kStep);
         const std::byte* const source = reinterpret_cast<const std::byte*>(static_cast<uintptr_t>(address)) + first;
         const auto target = [&](uint32_t number) {
             return memory_ + kStageHeadBytes + number % 2 * half_bytes + place * piece;

@@ -231,7 +231,7 @@ struct LlBlockHead {
     uint32_t has_failed;
     uint32_t verdict;     // of must_receive_again and is_last_to_put
     uint32_t is_refused;  // not 0: the group has failed before anything was received
-    uint64_t alike;       // a combine in the host's memory: CombineReceive::ranks_alike, found by one warp for all
+    uint64_t alike;       // a combine in the host's memory: of await_ranks_of_block
     // With masks, of must_receive_again:
     uint32_t losses;   // counted before the latest masks were read
     uint32_t is_last;  // 1: this block has finished last

@@ -23,12 +23,12 @@ CROSSDOCK_DEVICE uint64_t outbox_row(const auto& op, uint32_t row) {
     return op.c.outbox.rows.offset + uint64_t{row} * op.row_stride();
 }
 
-// One thread of each block, before the outbox is written: until the network has read what earlier operations have put.
-// is_first: the thread that puts this operation's entry next. It asks the network, so that no thread waits for the
-// entry to be read, too; the others wait for it.
-CROSSDOCK_DEVICE void await_outbox(const Ctx& ctx, const auto& c, uint64_t epoch, bool is_first) {
+// One thread of each block, before the outbox is written: returns when the network has read what earlier operations
+// have put, or when the group has failed. announces: the thread that will put this operation's entry. It flushes before
+// that, since a flush waits for everything that has been put. The others wait for this thread, in device memory.
+CROSSDOCK_DEVICE void await_outbox(const Ctx& ctx, const auto& c, uint64_t epoch, bool announces) {
     if constexpr (!kHasGinPeers) return;
-    if (is_first) {
+    if (announces) {
         flush_network(c.reach.network);
         ctx.exchange_release_device(&c.state->outbox_epoch, epoch);
         return;
