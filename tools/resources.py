@@ -27,7 +27,7 @@ COUNTED, COUNTED_GPU = ROOT / "src/kernels/ll", "sm_90"
 GIN = "-DCROSSDOCK_GIN_PEERS"  # not in the variant for GIN peers
 # For each GPU: kernels, KiB of their machine code (an average over the build's GPUs, of which sm_90 takes most), and
 # seconds of processor time to compile the slowest file.
-BUDGET = (104, 11450, 240)
+BUDGET = (104, 11500, 240)
 # Of a kernel's name; variants for LSA peers only are not marked.
 # Of an LL kernel's config (kernels/ll/variants.h): a word for each value of its first members.
 HALVES, ORDERS = {"1": "send", "2": "receive", "3": "both"}, {"0": "by rank", "1": "by expert"}
