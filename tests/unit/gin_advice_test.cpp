@@ -2,6 +2,7 @@
 // Where NCCL gives kernels no network, or another than asked for, one message says what to set.
 #include "fabric/cuda/gin_advice.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -23,8 +24,22 @@ class GinAdvice : public testing::Test {
 
   private:
     static constexpr std::initializer_list<const char*> kVariables = {
-        "NCCL_RMA_PLUGIN", "NCCL_GIN_ENABLE", "NCCL_GIN_TYPE", "IMITATED_CONTEXTS", "IMITATED_ERROR"};
+        "NCCL_RMA_PLUGIN", "NCCL_GIN_ENABLE", "NCCL_GIN_TYPE", "IMITATED_CONTEXTS", "IMITATED_ERROR", "TOLD_WORDS"};
 };
+
+TEST_F(GinAdvice, TellsOurPluginOfSignalWords) {
+    const uint64_t words[4] = {};
+    tell_plugin_signal_words(words, sizeof(words));
+    for (const char* other : {"/nowhere/plugin.so", FOREIGN_PLUGIN}) {
+        setenv("NCCL_RMA_PLUGIN", other, 1);
+        tell_plugin_signal_words(words, sizeof(words));
+    }
+    EXPECT_EQ(getenv("TOLD_WORDS"), nullptr);
+    setenv("NCCL_RMA_PLUGIN", IMITATION_PLUGIN, 1);
+    tell_plugin_signal_words(words, sizeof(words));
+    ASSERT_NE(getenv("TOLD_WORDS"), nullptr);
+    EXPECT_EQ(getenv("TOLD_WORDS"), fmt::format("{} 32", static_cast<const void*>(words)));
+}
 
 TEST_F(GinAdvice, WithoutPluginSaysWhatToSet) {
     EXPECT_EQ(gin_advice(kNccl, kGpuFits),
